@@ -1,0 +1,82 @@
+// append_kv(k [R, Hkv, D], v [R, Hkv, Dv], k_cache(a!), v_cache(b!) [pages, page_size, Hkv, D],
+//           slots [R], *, k_scale, v_scale) -> ()
+// cache[slots[r]] = row r, for K and V in one launch. Slots outside the cache write nothing.
+// The template of every op: validate, allocate, fill Params, run the backend, register.
+#include "append_kv/params.h"
+#include "stable/check.h"
+
+namespace specdec::ops {
+namespace {
+
+constexpr const char* kOp = "append_kv";
+
+void check_scale(const char* name, const OptionalTensor& scale, const Tensor& k, DType cache_dtype,
+                 int64_t num_kv_heads) {
+    if (!scale) return;
+    check_option(cache_dtype == DType::kF8E4M3, kOp, name, "None unless the cache is float8_e4m3fn",
+                 "a tensor");
+    const Arg arg(kOp, name, *scale);
+    arg.dims(1, "[1] or [Hkv]").dtype({DType::kF32}).dense().same_device(k, "k");
+    if (scale->size(0) != 1) arg.size(0, num_kv_heads, "1, or Hkv of k");
+}
+
+void check_cache(const char* name, const Tensor& cache, const Tensor& rows, const Tensor& k) {
+    Arg(kOp, name, cache)
+        .dims(4, "[num_pages, page_size, Hkv, head_dim]")
+        .dtype({*dtype_of(k), DType::kF8E4M3})
+        .size(2, rows.size(1), "Hkv of k")
+        .size(3, rows.size(2), "head_dim of its rows")
+        .dense_last()
+        .same_device(k, "k");
+}
+
+void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
+               const Tensor& slots, const OptionalTensor& k_scale, const OptionalTensor& v_scale) {
+    // 1. Validate.
+    const Arg k_arg(kOp, "k", k);
+    k_arg.dims(3, "[R, Hkv, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
+    Arg(kOp, "v", v)
+        .dims(3, "[R, Hkv, Dv]")
+        .dtype({k_arg.type()})
+        .size(0, k.size(0), "R of k")
+        .size(1, k.size(1), "Hkv of k")
+        .dense_last()
+        .same_device(k, "k");
+    check_cache("k_cache", k_cache, k, k);
+    check_cache("v_cache", v_cache, v, k);
+    const DType cache_dtype = *dtype_of(k_cache);
+    Arg(kOp, "v_cache", v_cache)
+        .dtype({cache_dtype})
+        .size(0, k_cache.size(0), "num_pages of k_cache")
+        .size(1, k_cache.size(1), "page_size of k_cache");
+    Arg(kOp, "slots", slots).dims(1, "[R]").index().size(0, k.size(0), "R of k").same_device(k, "k");
+    check_scale("k_scale", k_scale, k, cache_dtype, k.size(1));
+    check_scale("v_scale", v_scale, k, cache_dtype, k.size(1));
+    if (k.size(0) == 0 || k_cache.numel() + v_cache.numel() == 0) return;
+
+    // 2. Nothing to allocate. 3. Parameters.
+    Launch launch(kOp, k);
+    AppendKvParams p;
+    p.k = launch.in<3>("k", k);
+    p.v = launch.in<3>("v", v);
+    p.k_cache = launch.out<4>("k_cache", k_cache);
+    p.v_cache = launch.out<4>("v_cache", v_cache);
+    p.slots = launch.index("slots", slots);
+    p.dtype = k_arg.type();
+    p.cache_dtype = cache_dtype;
+    const auto scale = [&](const char* name, const OptionalTensor& s, int64_t& stride) {
+        stride = s && s->size(0) > 1 ? 1 : 0;
+        return s ? static_cast<const float*>(launch.in_data(name, *s)) : nullptr;
+    };
+    p.k_scale = scale("k_scale", k_scale, p.k_scale_stride);
+    p.v_scale = scale("v_scale", v_scale, p.v_scale_stride);
+
+    // 4. Run.
+    SPECDEC_RUN(append_kv, launch, p);
+}
+
+}  // namespace
+
+SPECDEC_REGISTER(append_kv, append_kv)
+
+}  // namespace specdec::ops

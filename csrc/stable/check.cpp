@@ -1,0 +1,72 @@
+#include "check.h"
+
+namespace specdec::ops {
+
+std::string shape_text(const Tensor& t) {
+    std::ostringstream text;
+    text << "[";
+    for (int d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.size(d);
+    text << "]";
+    return text.str();
+}
+
+const Arg& Arg::dims(int wanted, const char* shape) const {
+    if (t_.dim() != wanted) fail(op_, name_, "wanted shape ", shape, ", got ", shape_text(t_));
+    return *this;
+}
+
+const Arg& Arg::dtype(std::initializer_list<DType> wanted) const {
+    const std::optional<DType> got = dtype_of(t_);
+    std::ostringstream names;
+    for (DType w : wanted) {
+        if (got && *got == w) return *this;
+        names << (names.tellp() > 0 ? " or " : "") << dtype_name(w);
+    }
+    fail(op_, name_, "wanted dtype ", names.str(), ", got ",
+         got ? dtype_name(*got) : "one that no specdec op takes");
+}
+
+const Arg& Arg::size(int dim, int64_t wanted, const char* what) const {
+    if (t_.size(dim) != wanted) {
+        fail(op_, name_, "wanted size ", wanted, " (", what, ") in dimension ", dim, ", got shape ",
+             shape_text(t_));
+    }
+    return *this;
+}
+
+const Arg& Arg::size_at_least(int dim, int64_t wanted, const char* what) const {
+    if (t_.size(dim) < wanted) {
+        fail(op_, name_, "wanted at least ", wanted, " (", what, ") in dimension ", dim,
+             ", got shape ", shape_text(t_));
+    }
+    return *this;
+}
+
+const Arg& Arg::same_device(const Tensor& other, const char* other_name) const {
+    const bool same = t_.is_cuda() == other.is_cuda() && t_.is_cpu() == other.is_cpu() &&
+                      (!t_.is_cuda() || t_.get_device_index() == other.get_device_index());
+    if (!same) {
+        fail(op_, name_, "wanted the device of ", other_name, ", got ",
+             t_.is_cuda() ? "cuda:" : t_.is_cpu() ? "cpu" : "another device type",
+             t_.is_cuda() ? std::to_string(t_.get_device_index()) : "");
+    }
+    return *this;
+}
+
+const Arg& Arg::dense_last() const {
+    const int last = static_cast<int>(t_.dim()) - 1;
+    if (t_.numel() > 0 && t_.size(last) > 1 && t_.stride(last) != 1) {
+        fail(op_, name_, "wanted stride 1 in the last dimension, got ", t_.stride(last));
+    }
+    return *this;
+}
+
+const Arg& Arg::dense() const {
+    if (t_.numel() > 0 && !t_.is_contiguous()) {
+        fail(op_, name_, "wanted a contiguous tensor, got strides of a view of shape ",
+             shape_text(t_));
+    }
+    return *this;
+}
+
+}  // namespace specdec::ops

@@ -1,0 +1,76 @@
+"""How results are compared: the only place with tolerances (policy: CONTRIBUTING.md).
+
+structure, movement, ids, counts   assert_same: bit for bit
+floats                             assert_close: NaN and infinity positions first; then the error is
+                                   at most twice that of the same formula in torch at the same dtype,
+                                   both against the float64 oracle, plus a rounding floor of the
+                                   output type
+"""
+
+import torch
+
+_INT_OF = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+# Rounding floors: a few units in the last place of the dtype that results are rounded to, relative
+# to the largest magnitude a value of the result could be summed up from.
+_FLOOR = {torch.float32: 2.0**-20, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def bits(t):
+    """The tensor's bit patterns as integers, so that NaN equals NaN and -0 differs from 0."""
+    return t.detach().cpu().contiguous().view(_INT_OF[t.element_size()])
+
+
+def _where(different):
+    index = tuple(int(i) for i in torch.nonzero(different)[0])
+    return index, int(different.sum()), different.numel()
+
+
+def assert_same(got, wanted, what="result"):
+    """Bitwise equality of shape, dtype and every element."""
+    assert got.shape == wanted.shape, f"{what}: shape {tuple(got.shape)}, wanted {tuple(wanted.shape)}"
+    assert got.dtype == wanted.dtype, f"{what}: dtype {got.dtype}, wanted {wanted.dtype}"
+    different = bits(got) != bits(wanted)
+    if different.any():
+        index, count, total = _where(different)
+        raise AssertionError(
+            f"{what}: {count} of {total} elements differ, first at {index}: "
+            f"{got.cpu()[index].item()} wanted {wanted.cpu()[index].item()}"
+        )
+
+
+def assert_close(got, oracle, peer=None, what="result", magnitude=None):
+    """Floats against the float64 oracle.
+
+    peer: the same formula by torch at the dtype of `got`; twice its error is allowed.
+    magnitude: size of the numbers summed up (default: the oracle's largest value).
+    """
+    got64, oracle = got.detach().cpu().double(), oracle.detach().cpu().double()
+    assert got64.shape == oracle.shape, f"{what}: shape {got64.shape}, wanted {oracle.shape}"
+    for name, test in (
+        ("NaN", torch.isnan),
+        ("+inf", torch.isposinf),
+        ("-inf", torch.isneginf),
+    ):
+        different = test(got64) != test(oracle)
+        if different.any():
+            index, count, total = _where(different)
+            raise AssertionError(
+                f"{what}: {name} at other places in {count} of {total} elements, first at {index}: "
+                f"{got64[index].item()} wanted {oracle[index].item()}"
+            )
+    finite = torch.isfinite(oracle)
+    if not finite.any():
+        return
+    error = torch.where(finite, (got64 - oracle).abs(), 0.0)
+    scale = float(oracle[finite].abs().max()) if magnitude is None else float(magnitude)
+    allowed = _FLOOR[got.dtype] * max(scale, 1e-30)
+    if peer is not None:
+        peer_error = torch.where(finite, (peer.detach().cpu().double() - oracle).abs(), 0.0)
+        allowed += 2.0 * float(peer_error.max())
+    worst = int(error.argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), error.shape))
+    assert float(error.max()) <= allowed, (
+        f"{what}: error {float(error.max()):.3g} at {index} above {allowed:.3g}: "
+        f"{got64[index].item()} wanted {oracle[index].item()}"
+    )

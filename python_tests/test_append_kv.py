@@ -1,0 +1,161 @@
+"""append_kv: every element against the oracle, on every backend, bit for bit."""
+
+import pytest
+import torch
+from compare import assert_same
+from oracles import append_kv as oracle
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def layouts(cache, layout):
+    """The same values as a cache view of another memory layout."""
+    pages, page_size, heads, head_dim = cache.shape
+    if layout == "NHD":
+        return cache.clone()
+    if layout == "HND":
+        return cache.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3)
+    padded = torch.full((pages, page_size, heads, head_dim + 8), 3.0, dtype=torch.float32)
+    padded = padded.to(cache.dtype)
+    view = padded[..., :head_dim]
+    view.copy_(cache)
+    return view
+
+
+def run(backend, k, v, k_cache, v_cache, slots, **scales):
+    on = backend.device
+    k_cache, v_cache = k_cache.to(on), v_cache.to(on)
+    scales = {name: scale.to(on) for name, scale in scales.items()}
+    backend.ops.append_kv(k.to(on), v.to(on), k_cache, v_cache, slots.to(on), **scales)
+    return k_cache.cpu(), v_cache.cpu()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim, v_dim", [(64, 64), (128, 128), (192, 128), (5, 3), (1, 1)])
+@pytest.mark.parametrize("layout", ["NHD", "HND", "padded"])
+def test_matches_oracle(backend, dtype, head_dim, v_dim, layout):
+    g = torch.Generator().manual_seed(head_dim)
+    k, v, k_cache, v_cache, slots = oracle.random_case(
+        g, rows=7, head_dim=head_dim, v_dim=v_dim, dtype=dtype
+    )
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots)
+    got = run(backend, k, v, layouts(k_cache, layout), layouts(v_cache, layout), slots)
+    assert_same(got[0], wanted[0], "k_cache")
+    assert_same(got[1], wanted[1], "v_cache")
+
+
+def test_interleaved_cache_and_int32_slots(backend):
+    """K and V as two views of one tensor, as engines that interleave them have it."""
+    g = torch.Generator().manual_seed(2)
+    k, v, k_cache, v_cache, slots = oracle.random_case(g)
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots)
+    both = torch.stack([k_cache, v_cache], dim=1).to(backend.device)
+    on = backend.device
+    backend.ops.append_kv(k.to(on), v.to(on), both[:, 0], both[:, 1], slots.int().to(on))
+    assert_same(both[:, 0].cpu(), wanted[0], "k_cache")
+    assert_same(both[:, 1].cpu(), wanted[1], "v_cache")
+
+
+def test_bad_slots_write_nothing(backend):
+    g = torch.Generator().manual_seed(3)
+    k, v, k_cache, v_cache, _ = oracle.random_case(g, rows=6)
+    slots = torch.tensor([-1, 20, 2**40, -(2**40), 2**31, 3])
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots)
+    got = run(backend, k, v, k_cache.clone(), v_cache.clone(), slots)
+    assert_same(got[0], wanted[0])
+    assert_same(got[1], wanted[1])
+    assert (wanted[0] != k_cache).any(dim=(2, 3)).sum() == 1  # only slot 3 changed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scales", ["none", "tensor", "head"])
+def test_fp8_cache(backend, dtype, scales):
+    g = torch.Generator().manual_seed(4)
+    k, v, k_cache, v_cache, slots = oracle.random_case(g, dtype=dtype)
+    k[0, 0, :6] = torch.tensor([float("nan"), float("inf"), -1e4, 448.0, 464.0, -0.0]).to(dtype)
+    k = k * 100
+    k_cache, v_cache = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
+    given = {}
+    if scales != "none":
+        n = 1 if scales == "tensor" else 3
+        given = {"k_scale": torch.tensor([0.7, 3.0, 11.0])[:n], "v_scale": torch.tensor([0.1, 1.0, 9.0])[:n]}
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots, **given)
+    got = run(backend, k, v, k_cache.clone(), v_cache.clone(), slots, **given)
+    assert_same(got[0], wanted[0], "k_cache")
+    assert_same(got[1], wanted[1], "v_cache")
+
+
+def test_every_fp8_rounding(backend):
+    """All fp16 values, so every code, every tie and both saturations."""
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    k = values.reshape(64, 1, 1024)
+    cache = torch.zeros(4, 16, 1, 1024, dtype=torch.float8_e4m3fn)
+    slots = torch.arange(64)
+    wanted = oracle.append_kv(k, k, cache, cache, slots)
+    got = run(backend, k, k, cache.clone(), cache.clone(), slots)
+    finite = ~torch.isnan(wanted[0].float())
+    assert_same(got[0].float()[finite], wanted[0].float()[finite])
+    assert torch.isnan(got[0].float()[~finite]).all()
+
+
+def test_slots_behind_2_to_31_elements(backend):
+    """E01: products of slot and stride beyond int32. Untouched pages of the view cost no memory."""
+    if backend.name == "emu_asan":
+        pytest.skip("a view of 8 GB of address space does not fit the sanitizer's shadow memory")
+    pages, stride = 2100, 2**20
+    base = torch.empty(pages * stride, dtype=torch.bfloat16, device=backend.device)
+    cache = base.as_strided((pages, 1, 1, 8), (stride, 8, 8, 1))
+    slots = torch.tensor([0, 2047, 2048, 2099])
+    k = torch.arange(32, dtype=torch.bfloat16).reshape(4, 1, 8)
+    on = backend.device
+    backend.ops.append_kv(k.to(on), k.to(on), cache, cache, slots.to(on))
+    assert_same(cache[slots.to(on), 0].cpu(), k)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_row_counts(backend, rows):
+    g = torch.Generator().manual_seed(rows)
+    k, v, k_cache, v_cache, slots = oracle.random_case(g, rows=rows, pages=11)
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots)
+    got = run(backend, k, v, k_cache.clone(), v_cache.clone(), slots)
+    assert_same(got[0], wanted[0])
+    assert_same(got[1], wanted[1])
+
+
+def test_errors_name_op_argument_wanted_got(backend):
+    g = torch.Generator().manual_seed(5)
+    k, v, k_cache, v_cache, slots = (t.to(backend.device) for t in oracle.random_case(g))
+    call = backend.ops.append_kv
+    bad = [
+        ((k[0], v, k_cache, v_cache, slots), r"append_kv: k: wanted shape \[R, Hkv, D\], got \[3, 64\]"),
+        ((k, v.double(), k_cache, v_cache, slots), r"append_kv: v: wanted dtype float32, got"),
+        ((k, v[:-1], k_cache, v_cache, slots), r"append_kv: v: wanted size 7 \(R of k\)"),
+        ((k, v, k_cache.half(), v_cache, slots), r"k_cache: wanted dtype float32 or float8_e4m3fn, got float16"),
+        ((k, v, k_cache, v_cache[:, :-1], slots), r"v_cache: wanted size 4 \(page_size of k_cache\)"),
+        ((k, v, k_cache[:, :, :-1], v_cache, slots), r"k_cache: wanted size 3 \(Hkv of k\)"),
+        ((k, v, k_cache, v_cache, slots.float()), r"slots: wanted dtype int32 or int64, got float32"),
+        ((k, v, k_cache, v_cache, slots[:-1]), r"slots: wanted size 7 \(R of k\)"),
+        ((k.transpose(1, 2).contiguous().transpose(1, 2), v, k_cache, v_cache, slots), r"k: wanted stride 1"),
+    ]
+    for arguments, message in bad:
+        with pytest.raises(RuntimeError, match=message):
+            call(*arguments)
+    with pytest.raises(RuntimeError, match=r"k_scale: wanted None unless the cache is float8_e4m3fn"):
+        call(k, v, k_cache, v_cache, slots, k_scale=torch.ones(1, device=backend.device))
+
+
+def test_opcheck_and_compile():
+    g = torch.Generator().manual_seed(6)
+    case = oracle.random_case(g)
+    torch.library.opcheck(torch.ops.specdec.append_kv.default, case)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(k, v, k_cache, v_cache, slots):
+        torch.ops.specdec.append_kv(k, v, k_cache, v_cache, slots)
+        return k_cache.sum()
+
+    k, v, k_cache, v_cache, slots = case
+    wanted = oracle.append_kv(*case)
+    total = step(k, v, k_cache, v_cache, slots)
+    assert_same(k_cache, wanted[0])
+    assert_same(total, wanted[0].sum())
