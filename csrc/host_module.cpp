@@ -21,8 +21,8 @@ py::array_t<uint32_t> philox4x32(const Words& counters, const Words& keys) {
     auto k = keys.unchecked<2>();
     auto o = out.mutable_unchecked<2>();
     for (py::ssize_t i = 0; i < c.shape(0); ++i) {
-        const specdec::Philox4 words = specdec::philox4x32(
-            {{c(i, 0), c(i, 1), c(i, 2), c(i, 3)}}, k(i, 0), k(i, 1));
+        const specdec::Philox4 words =
+            specdec::philox4x32({{c(i, 0), c(i, 1), c(i, 2), c(i, 3)}}, k(i, 0), k(i, 1));
         for (int w = 0; w < 4; ++w) o(i, w) = words.word[w];
     }
     return out;

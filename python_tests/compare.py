@@ -28,7 +28,9 @@ def _where(different):
 
 def assert_same(got, wanted, what="result"):
     """Bitwise equality of shape, dtype and every element."""
-    assert got.shape == wanted.shape, f"{what}: shape {tuple(got.shape)}, wanted {tuple(wanted.shape)}"
+    assert got.shape == wanted.shape, (
+        f"{what}: shape {tuple(got.shape)}, wanted {tuple(wanted.shape)}"
+    )
     assert got.dtype == wanted.dtype, f"{what}: dtype {got.dtype}, wanted {wanted.dtype}"
     different = bits(got) != bits(wanted)
     if different.any():

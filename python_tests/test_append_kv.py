@@ -78,7 +78,10 @@ def test_fp8_cache(backend, dtype, scales):
     given = {}
     if scales != "none":
         n = 1 if scales == "tensor" else 3
-        given = {"k_scale": torch.tensor([0.7, 3.0, 11.0])[:n], "v_scale": torch.tensor([0.1, 1.0, 9.0])[:n]}
+        given = {
+            "k_scale": torch.tensor([0.7, 3.0, 11.0])[:n],
+            "v_scale": torch.tensor([0.1, 1.0, 9.0])[:n],
+        }
     wanted = oracle.append_kv(k, v, k_cache, v_cache, slots, **given)
     got = run(backend, k, v, k_cache.clone(), v_cache.clone(), slots, **given)
     assert_same(got[0], wanted[0], "k_cache")
@@ -127,20 +130,37 @@ def test_errors_name_op_argument_wanted_got(backend):
     k, v, k_cache, v_cache, slots = (t.to(backend.device) for t in oracle.random_case(g))
     call = backend.ops.append_kv
     bad = [
-        ((k[0], v, k_cache, v_cache, slots), r"append_kv: k: wanted shape \[R, Hkv, D\], got \[3, 64\]"),
+        (
+            (k[0], v, k_cache, v_cache, slots),
+            r"append_kv: k: wanted shape \[R, Hkv, D\], got \[3, 64\]",
+        ),
         ((k, v.double(), k_cache, v_cache, slots), r"append_kv: v: wanted dtype float32, got"),
         ((k, v[:-1], k_cache, v_cache, slots), r"append_kv: v: wanted size 7 \(R of k\)"),
-        ((k, v, k_cache.half(), v_cache, slots), r"k_cache: wanted dtype float32 or float8_e4m3fn, got float16"),
-        ((k, v, k_cache, v_cache[:, :-1], slots), r"v_cache: wanted size 4 \(page_size of k_cache\)"),
+        (
+            (k, v, k_cache.half(), v_cache, slots),
+            r"k_cache: wanted dtype float32 or float8_e4m3fn, got float16",
+        ),
+        (
+            (k, v, k_cache, v_cache[:, :-1], slots),
+            r"v_cache: wanted size 4 \(page_size of k_cache\)",
+        ),
         ((k, v, k_cache[:, :, :-1], v_cache, slots), r"k_cache: wanted size 3 \(Hkv of k\)"),
-        ((k, v, k_cache, v_cache, slots.float()), r"slots: wanted dtype int32 or int64, got float32"),
+        (
+            (k, v, k_cache, v_cache, slots.float()),
+            r"slots: wanted dtype int32 or int64, got float32",
+        ),
         ((k, v, k_cache, v_cache, slots[:-1]), r"slots: wanted size 7 \(R of k\)"),
-        ((k.transpose(1, 2).contiguous().transpose(1, 2), v, k_cache, v_cache, slots), r"k: wanted stride 1"),
+        (
+            (k.transpose(1, 2).contiguous().transpose(1, 2), v, k_cache, v_cache, slots),
+            r"k: wanted stride 1",
+        ),
     ]
     for arguments, message in bad:
         with pytest.raises(RuntimeError, match=message):
             call(*arguments)
-    with pytest.raises(RuntimeError, match=r"k_scale: wanted None unless the cache is float8_e4m3fn"):
+    with pytest.raises(
+        RuntimeError, match=r"k_scale: wanted None unless the cache is float8_e4m3fn"
+    ):
         call(k, v, k_cache, v_cache, slots, k_scale=torch.ones(1, device=backend.device))
 
 

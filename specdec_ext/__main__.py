@@ -15,7 +15,10 @@ def main():
         ("built with", f"torch {info.get('torch_built_with')}, {info.get('compiler')}"),
         ("running on", f"torch {torch.__version__}, Python {platform.python_version()}"),
         ("stable ABI", f"target {info.get('torch_target')}"),
-        ("CPU backend", f"{platform.machine()}, {os.cpu_count()} CPUs, ISA {specdec_ext.cpu_isa()}"),
+        (
+            "CPU backend",
+            f"{platform.machine()}, {os.cpu_count()} CPUs, ISA {specdec_ext.cpu_isa()}",
+        ),
     ]
     if specdec_ext.cuda_reason:
         lines.append(("CUDA backend", f"absent: {specdec_ext.cuda_reason}"))
@@ -24,7 +27,9 @@ def main():
         lines.append(("CUDA backend", f"nvcc {info.get('nvcc')}, architectures {archs}"))
         for index in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(index)
-            lines.append((f"cuda:{index}", f"{p.name}, sm_{p.major}{p.minor}, {p.total_memory >> 30} GiB"))
+            lines.append(
+                (f"cuda:{index}", f"{p.name}, sm_{p.major}{p.minor}, {p.total_memory >> 30} GiB")
+            )
     lines.append(("ops", ", ".join(specdec_ext.op_names())))
     width = max(len(name) for name, _ in lines)
     for name, text in lines:

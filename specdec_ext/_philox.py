@@ -20,7 +20,10 @@ def philox4x32(counter, key):
     Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     mask = np.uint64(0xFFFFFFFF)
-    c = [np.asarray(word).astype(np.uint64) & mask for word in np.moveaxis(np.asarray(counter), -1, 0)]
+    c = [
+        np.asarray(word).astype(np.uint64) & mask
+        for word in np.moveaxis(np.asarray(counter), -1, 0)
+    ]
     k = [np.asarray(word).astype(np.uint64) & mask for word in np.moveaxis(np.asarray(key), -1, 0)]
     shift = np.uint64(32)
     for _ in range(10):

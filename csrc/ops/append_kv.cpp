@@ -49,7 +49,11 @@ void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
         .dtype({cache_dtype})
         .size(0, k_cache.size(0), "num_pages of k_cache")
         .size(1, k_cache.size(1), "page_size of k_cache");
-    Arg(kOp, "slots", slots).dims(1, "[R]").index().size(0, k.size(0), "R of k").same_device(k, "k");
+    Arg(kOp, "slots", slots)
+        .dims(1, "[R]")
+        .index()
+        .size(0, k.size(0), "R of k")
+        .same_device(k, "k");
     check_scale("k_scale", k_scale, k, cache_dtype, k.size(1));
     check_scale("v_scale", v_scale, k, cache_dtype, k.size(1));
     if (k.size(0) == 0 || k_cache.numel() + v_cache.numel() == 0) return;

@@ -4,7 +4,9 @@
 
 namespace specdec::ops {
 namespace {
-std::string cpu_isa() { return cpu::isa_name(cpu::isa()); }
+std::string cpu_isa() {
+    return cpu::isa_name(cpu::isa());
+}
 }  // namespace
 
 // No tensor argument, so no backend key: the composite key answers everywhere.

@@ -21,39 +21,61 @@ namespace specdec::ops {
 
 std::optional<DType> dtype_of(const Tensor& t) {
     switch (t.scalar_type()) {
-        case ScalarType::Float: return DType::kF32;
-        case ScalarType::Half: return DType::kF16;
-        case ScalarType::BFloat16: return DType::kBF16;
-        case ScalarType::Float8_e4m3fn: return DType::kF8E4M3;
-        case ScalarType::Int: return DType::kI32;
-        case ScalarType::Long: return DType::kI64;
-        case ScalarType::Bool: return DType::kBool;
-        default: return std::nullopt;
+        case ScalarType::Float:
+            return DType::kF32;
+        case ScalarType::Half:
+            return DType::kF16;
+        case ScalarType::BFloat16:
+            return DType::kBF16;
+        case ScalarType::Float8_e4m3fn:
+            return DType::kF8E4M3;
+        case ScalarType::Int:
+            return DType::kI32;
+        case ScalarType::Long:
+            return DType::kI64;
+        case ScalarType::Bool:
+            return DType::kBool;
+        default:
+            return std::nullopt;
     }
 }
 
 const char* dtype_name(DType dtype) {
     switch (dtype) {
-        case DType::kF32: return "float32";
-        case DType::kF16: return "float16";
-        case DType::kBF16: return "bfloat16";
-        case DType::kF8E4M3: return "float8_e4m3fn";
-        case DType::kI32: return "int32";
-        case DType::kI64: return "int64";
-        default: return "bool";
+        case DType::kF32:
+            return "float32";
+        case DType::kF16:
+            return "float16";
+        case DType::kBF16:
+            return "bfloat16";
+        case DType::kF8E4M3:
+            return "float8_e4m3fn";
+        case DType::kI32:
+            return "int32";
+        case DType::kI64:
+            return "int64";
+        default:
+            return "bool";
     }
 }
 
 namespace {
 ScalarType scalar_type_of(DType dtype) {
     switch (dtype) {
-        case DType::kF32: return ScalarType::Float;
-        case DType::kF16: return ScalarType::Half;
-        case DType::kBF16: return ScalarType::BFloat16;
-        case DType::kF8E4M3: return ScalarType::Float8_e4m3fn;
-        case DType::kI32: return ScalarType::Int;
-        case DType::kI64: return ScalarType::Long;
-        default: return ScalarType::Bool;
+        case DType::kF32:
+            return ScalarType::Float;
+        case DType::kF16:
+            return ScalarType::Half;
+        case DType::kBF16:
+            return ScalarType::BFloat16;
+        case DType::kF8E4M3:
+            return ScalarType::Float8_e4m3fn;
+        case DType::kI32:
+            return ScalarType::Int;
+        case DType::kI64:
+            return ScalarType::Long;
+        default:
+            return ScalarType::Bool;
     }
 }
 
@@ -63,8 +85,8 @@ void use_torch_threads() {
     std::call_once(once, [] {
         set_parallel_for(
             [](int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* context) {
-                torch::stable::parallel_for(
-                    begin, end, grain, [&](int64_t b, int64_t e) { fn(b, e, context); });
+                torch::stable::parallel_for(begin, end, grain,
+                                            [&](int64_t b, int64_t e) { fn(b, e, context); });
             },
             [] { return static_cast<int>(torch::stable::get_num_threads()); });
     });

@@ -4,7 +4,8 @@
 // The same ops/<op>.cpp is compiled for three backends, chosen by one macro:
 //   SPECDEC_BACKEND_CPU   library _C       namespace specdec       key CPU    kernels specdec::cpu
 //   SPECDEC_BACKEND_CUDA  library _C_cuda  namespace specdec       key CUDA   kernels specdec::cuda
-//   SPECDEC_BACKEND_EMU   library _C_emu_* namespace specdec_emu*  key CPU    kernels specdec::cuda,
+//   SPECDEC_BACKEND_EMU   library _C_emu_* namespace specdec_emu*  key CPU    kernels
+//   specdec::cuda,
 //                         compiled by g++ on the CUDA-on-CPU emulator (tests only)
 #pragma once
 
@@ -24,8 +25,8 @@
 
 namespace specdec::ops {
 
-using torch::stable::Tensor;
 using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using TensorList = std::vector<Tensor>;
 
@@ -99,8 +100,10 @@ class Launch {
 #define SPECDEC_LIBRARY_IMPL(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)
 
 // Last line of an ops/<op>.cpp: binds the op's C++ function to the backend being compiled.
-#define SPECDEC_REGISTER(op, fn) \
-    SPECDEC_LIBRARY_IMPL(SPECDEC_NAMESPACE, SPECDEC_KEY, m) { m.impl(#op, TORCH_BOX(&fn)); }
+#define SPECDEC_REGISTER(op, fn)                              \
+    SPECDEC_LIBRARY_IMPL(SPECDEC_NAMESPACE, SPECDEC_KEY, m) { \
+        m.impl(#op, TORCH_BOX(&fn));                          \
+    }
 
 // Runs the backend's kernel for Params p and turns a failed launch into an error.
 #if defined(SPECDEC_BACKEND_CPU)

@@ -47,7 +47,9 @@ const Arg& Arg::same_device(const Tensor& other, const char* other_name) const {
                       (!t_.is_cuda() || t_.get_device_index() == other.get_device_index());
     if (!same) {
         fail(op_, name_, "wanted the device of ", other_name, ", got ",
-             t_.is_cuda() ? "cuda:" : t_.is_cpu() ? "cpu" : "another device type",
+             t_.is_cuda()  ? "cuda:"
+             : t_.is_cpu() ? "cpu"
+                           : "another device type",
              t_.is_cuda() ? std::to_string(t_.get_device_index()) : "");
     }
     return *this;

@@ -23,7 +23,9 @@ def append_kv(k, v, k_cache, v_cache, slots, k_scale=None, v_scale=None):
     return out
 
 
-def random_case(generator, rows=7, heads=3, head_dim=64, v_dim=None, pages=5, page_size=4, dtype=None):
+def random_case(
+    generator, rows=7, heads=3, head_dim=64, v_dim=None, pages=5, page_size=4, dtype=None
+):
     """k, v, caches and slots (distinct, some -1) for tests."""
     dtype = dtype or torch.float32
     v_dim = v_dim or head_dim

@@ -1,8 +1,8 @@
 // append_kv on CUDA: for every row r with a valid slot s, cache[s] = row.
-//   Grid: x over (row, head, chunk) triples, y = 0 for K and 1 for V, 256 threads; a thread owns one
-//   chunk of a row: 16 bytes where pointers and strides allow it, else one element.
-//   Bytes moved: 2 R Hkv (D + Dv) elements, each once, plus slots. One launch.
-//   Determinism: a copy; two rows with the same slot are the caller's error.
+//   Grid: x over (row, head, chunk) triples, y = 0 for K and 1 for V, 256 threads; a thread owns
+//   one chunk of a row: 16 bytes where pointers and strides allow it, else one element. Bytes
+//   moved: 2 R Hkv (D + Dv) elements, each once, plus slots. One launch. Determinism: a copy; two
+//   rows with the same slot are the caller's error.
 #include "kernel.h"
 
 #include "dispatch.h"
@@ -15,7 +15,8 @@ struct alignas(16) Chunk16 {
     uint32_t word[4];
 };
 
-// --- Traits: what one thread moves ----------------------------------------------------------------
+// --- Traits: what one thread moves
+// ----------------------------------------------------------------
 template <class T>
 struct CopyTraits {  // T = Chunk16 for aligned rows of any type, else the element type
     using Source = T;
@@ -40,7 +41,8 @@ struct Side {
     int64_t scale_stride;
 };
 
-// --- Kernel ---------------------------------------------------------------------------------------
+// --- Kernel
+// ---------------------------------------------------------------------------------------
 template <class Traits>
 __global__ void append_kv_kernel(Side<Traits> k, Side<Traits> v, IndexView slots) {
     const Side<Traits>& side = blockIdx.y == 0 ? k : v;
@@ -60,13 +62,15 @@ __global__ void append_kv_kernel(Side<Traits> k, Side<Traits> v, IndexView slots
     }
 }
 
-// --- Launch ---------------------------------------------------------------------------------------
+// --- Launch
+// ---------------------------------------------------------------------------------------
 template <class Traits>
 Status launch(const Side<Traits>& k, const Side<Traits>& v, const IndexView& slots, Stream stream) {
     constexpr int kThreads = 256;
     constexpr int64_t kMaxBlocks = 1 << 16;  // beyond that the grid strides
     const int64_t rows_heads = k.rows.size[0] * k.rows.size[1];
-    const int64_t most = rows_heads * (k.rows.size[2] > v.rows.size[2] ? k.rows.size[2] : v.rows.size[2]);
+    const int64_t most =
+        rows_heads * (k.rows.size[2] > v.rows.size[2] ? k.rows.size[2] : v.rows.size[2]);
     const int64_t blocks = (most + kThreads - 1) / kThreads;
     cu::LaunchCfg cfg;
     cfg.grid = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 2);
@@ -99,8 +103,8 @@ bool make_side(const View<const void, 3>& rows, const View<void, 4>& cache, cons
     return true;
 }
 
-bool make_chunked_side(const View<const void, 3>& rows, const View<void, 4>& cache, int element_size,
-                       Side<CopyTraits<Chunk16>>& side) {
+bool make_chunked_side(const View<const void, 3>& rows, const View<void, 4>& cache,
+                       int element_size, Side<CopyTraits<Chunk16>>& side) {
     make_side(rows, cache, nullptr, 0, side);
     return in_chunks(rows, element_size, side.rows.size, side.rows.stride) &&
            in_chunks(cache, element_size, side.cache.size, side.cache.stride);

@@ -7,16 +7,16 @@
 namespace specdec {
 
 struct AppendKvParams {
-    View<const void, 3> k;    // [R, Hkv, D]
-    View<const void, 3> v;    // [R, Hkv, Dv]
-    View<void, 4> k_cache;    // [num_pages, page_size, Hkv, D], any strides
-    View<void, 4> v_cache;    // [num_pages, page_size, Hkv, Dv], any strides
-    IndexView slots;          // [R], page * page_size + offset; outside the cache: not written
-    DType dtype;              // of k and v
-    DType cache_dtype;        // the same, or kF8E4M3
-    const float* k_scale;     // [1] or [Hkv] or nullptr (= 1): stored = x / scale
+    View<const void, 3> k;  // [R, Hkv, D]
+    View<const void, 3> v;  // [R, Hkv, Dv]
+    View<void, 4> k_cache;  // [num_pages, page_size, Hkv, D], any strides
+    View<void, 4> v_cache;  // [num_pages, page_size, Hkv, Dv], any strides
+    IndexView slots;        // [R], page * page_size + offset; outside the cache: not written
+    DType dtype;            // of k and v
+    DType cache_dtype;      // the same, or kF8E4M3
+    const float* k_scale;   // [1] or [Hkv] or nullptr (= 1): stored = x / scale
     const float* v_scale;
-    int64_t k_scale_stride;   // 0 for one scale per tensor, 1 for one per head
+    int64_t k_scale_stride;  // 0 for one scale per tensor, 1 for one per head
     int64_t v_scale_stride;
 };
 

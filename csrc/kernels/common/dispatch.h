@@ -19,10 +19,17 @@ struct IntTag {
 template <class F>
 bool dispatch_float(DType dtype, F&& fn) {
     switch (dtype) {
-        case DType::kF32: fn(Tag<float>{}); return true;
-        case DType::kF16: fn(Tag<f16>{}); return true;
-        case DType::kBF16: fn(Tag<bf16>{}); return true;
-        default: return false;
+        case DType::kF32:
+            fn(Tag<float>{});
+            return true;
+        case DType::kF16:
+            fn(Tag<f16>{});
+            return true;
+        case DType::kBF16:
+            fn(Tag<bf16>{});
+            return true;
+        default:
+            return false;
     }
 }
 

@@ -9,9 +9,12 @@ namespace specdec::cpu {
 
 const char* isa_name(Isa isa) {
     switch (isa) {
-        case Isa::kAvx512: return "avx512";
-        case Isa::kAvx2: return "avx2";
-        default: return "baseline";
+        case Isa::kAvx512:
+            return "avx512";
+        case Isa::kAvx2:
+            return "avx2";
+        default:
+            return "baseline";
     }
 }
 
@@ -22,8 +25,10 @@ bool isa_supported(Isa isa) {
         case Isa::kAvx512:
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        case Isa::kAvx2: return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-        default: return true;
+        case Isa::kAvx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+        default:
+            return true;
     }
 #else
     return isa == Isa::kBaseline;
@@ -43,10 +48,12 @@ Isa choose() {
             if (std::strcmp(forced, isa_name(isa)) != 0) continue;
             if (isa_supported(isa)) return isa;
             throw std::runtime_error(std::string("specdec: SPECDEC_CPU_ISA: wanted an instruction "
-                                                 "set that this CPU has, got ") + forced);
+                                                 "set that this CPU has, got ") +
+                                     forced);
         }
         throw std::runtime_error(
-            std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2 or avx512, got ") + forced);
+            std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2 or avx512, got ") +
+            forced);
     }
     return Isa::kBaseline;
 }

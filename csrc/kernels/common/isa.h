@@ -17,31 +17,36 @@ bool isa_supported(Isa isa);
 }  // namespace specdec::cpu
 
 #if defined(SPECDEC_X86_ISAS)
-#define SPECDEC_DECLARE_CPU(op, Params)                            \
-    namespace specdec::cpu {                                       \
-    namespace baseline {                                           \
-    void op(const Params& p);                                      \
-    }                                                              \
-    namespace avx2 {                                               \
-    void op(const Params& p);                                      \
-    }                                                              \
-    namespace avx512 {                                             \
-    void op(const Params& p);                                      \
-    }                                                              \
-    inline void op(const Params& p) {                              \
-        switch (isa()) {                                           \
-            case Isa::kAvx512: return avx512::op(p);               \
-            case Isa::kAvx2: return avx2::op(p);                   \
-            default: return baseline::op(p);                       \
-        }                                                          \
-    }                                                              \
+#define SPECDEC_DECLARE_CPU(op, Params) \
+    namespace specdec::cpu {            \
+    namespace baseline {                \
+    void op(const Params& p);           \
+    }                                   \
+    namespace avx2 {                    \
+    void op(const Params& p);           \
+    }                                   \
+    namespace avx512 {                  \
+    void op(const Params& p);           \
+    }                                   \
+    inline void op(const Params& p) {   \
+        switch (isa()) {                \
+            case Isa::kAvx512:          \
+                return avx512::op(p);   \
+            case Isa::kAvx2:            \
+                return avx2::op(p);     \
+            default:                    \
+                return baseline::op(p); \
+        }                               \
+    }                                   \
     }
 #else
-#define SPECDEC_DECLARE_CPU(op, Params)                            \
-    namespace specdec::cpu {                                       \
-    namespace baseline {                                           \
-    void op(const Params& p);                                      \
-    }                                                              \
-    inline void op(const Params& p) { baseline::op(p); }           \
+#define SPECDEC_DECLARE_CPU(op, Params) \
+    namespace specdec::cpu {            \
+    namespace baseline {                \
+    void op(const Params& p);           \
+    }                                   \
+    inline void op(const Params& p) {   \
+        baseline::op(p);                \
+    }                                   \
     }
 #endif

@@ -19,6 +19,8 @@ void run_parallel(int64_t begin, int64_t end, int64_t grain, RangeFn fn, void* c
     }
 }
 
-int num_threads() { return g_num_threads == nullptr ? 1 : g_num_threads(); }
+int num_threads() {
+    return g_num_threads == nullptr ? 1 : g_num_threads();
+}
 
 }  // namespace specdec

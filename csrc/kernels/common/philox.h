@@ -32,10 +32,12 @@ enum class Purpose : uint32_t { kDraft = 0, kAccept = 1, kResidual = 2, kBonus =
 // Nothing else enters: not the batch slot, not the batch size, not the launch shape.
 SPECDEC_HD float uniform_at(int64_t seed, int64_t position, int64_t index, Purpose purpose) {
     const uint64_t p = static_cast<uint64_t>(position);
-    const Philox4 counter = {{static_cast<uint32_t>(p), static_cast<uint32_t>(index), 0u,
-                              static_cast<uint32_t>(purpose) + 8u * static_cast<uint32_t>(p >> 32)}};
+    const Philox4 counter = {
+        {static_cast<uint32_t>(p), static_cast<uint32_t>(index), 0u,
+         static_cast<uint32_t>(purpose) + 8u * static_cast<uint32_t>(p >> 32)}};
     const uint64_t s = static_cast<uint64_t>(seed);
-    const Philox4 out = philox4x32(counter, static_cast<uint32_t>(s), static_cast<uint32_t>(s >> 32));
+    const Philox4 out =
+        philox4x32(counter, static_cast<uint32_t>(s), static_cast<uint32_t>(s >> 32));
     return static_cast<float>(out.word[0] >> 8) * 5.9604644775390625e-08f;  // 2^-24
 }
 

@@ -20,12 +20,16 @@ enum class DType : int32_t { kF32, kF16, kBF16, kF8E4M3, kI32, kI64, kBool };
 
 SPECDEC_HD int dtype_size(DType t) {
     switch (t) {
-        case DType::kI64: return 8;
+        case DType::kI64:
+            return 8;
         case DType::kF32:
-        case DType::kI32: return 4;
+        case DType::kI32:
+            return 4;
         case DType::kF16:
-        case DType::kBF16: return 2;
-        default: return 1;
+        case DType::kBF16:
+            return 2;
+        default:
+            return 1;
     }
 }
 
@@ -68,8 +72,12 @@ struct f8e4m3 {
     uint8_t bits;
 };
 
-SPECDEC_HD float to_float(float x) { return x; }
-SPECDEC_HD float to_float(bf16 x) { return bits_float(static_cast<uint32_t>(x.bits) << 16); }
+SPECDEC_HD float to_float(float x) {
+    return x;
+}
+SPECDEC_HD float to_float(bf16 x) {
+    return bits_float(static_cast<uint32_t>(x.bits) << 16);
+}
 
 SPECDEC_HD float to_float(f16 x) {
     const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
@@ -77,14 +85,16 @@ SPECDEC_HD float to_float(f16 x) {
     if (magnitude >= 0x7c00u) return bits_float(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
     // Shift into place with a wrong exponent bias, then fix the bias by an exact product: this also
     // normalises fp16 subnormals.
-    return bits_float(sign | float_bits(bits_float(magnitude << 13) * 5.192296858534828e33f));  // 2^112
+    return bits_float(sign |
+                      float_bits(bits_float(magnitude << 13) * 5.192296858534828e33f));  // 2^112
 }
 
 SPECDEC_HD float to_float(f8e4m3 x) {
     const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80u) << 24;
     const uint32_t magnitude = x.bits & 0x7fu;
     if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
-    return bits_float(sign | float_bits(bits_float(magnitude << 20) * 1.329227995784916e36f));  // 2^120
+    return bits_float(sign |
+                      float_bits(bits_float(magnitude << 20) * 1.329227995784916e36f));  // 2^120
 }
 
 // Conversions from float round to nearest even and keep NaN.

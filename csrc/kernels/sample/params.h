@@ -9,15 +9,15 @@ namespace specdec {
 struct SampleParams {
     View<const void, 2> logits;  // [R, >= vocab_size]
     DType logits_dtype;
-    IndexView seeds;             // [R] int64: the request's seed, per row
-    IndexView positions;         // [R] absolute position of the token fed at the row
-    const float* temperature;    // [R] or nullptr (= 1); below kGreedyTemperature: argmax
+    IndexView seeds;           // [R] int64: the request's seed, per row
+    IndexView positions;       // [R] absolute position of the token fed at the row
+    const float* temperature;  // [R] or nullptr (= 1); below kGreedyTemperature: argmax
     int64_t vocab_size;
-    int64_t* tokens;             // [R]
-    float* logprob;              // [R] of the raw row: logits[token] - lse
-    float* lse;                  // [R] natural log-sum-exp of the raw row
-    int32_t* status;             // [R]
-    void* scratch;               // CUDA: sample_scratch_bytes(R, vocab_size) bytes, uninitialised
+    int64_t* tokens;  // [R]
+    float* logprob;   // [R] of the raw row: logits[token] - lse
+    float* lse;       // [R] natural log-sum-exp of the raw row
+    int32_t* status;  // [R]
+    void* scratch;    // CUDA: sample_scratch_bytes(R, vocab_size) bytes, uninitialised
 };
 
 namespace cuda {

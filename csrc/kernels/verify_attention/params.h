@@ -13,21 +13,22 @@ constexpr int kTileTokens = 64;
 enum class AttentionMask : int32_t { kCausal, kFull };
 
 struct VerifyAttentionParams {
-    View<const void, 3> q;              // [R, Hq, D]
-    View<const void, 4> k_cache;        // [num_pages, page_size, Hkv, D], any strides
-    View<const void, 4> v_cache;        // [num_pages, page_size, Hkv, Dv], any strides
-    View<const int32_t, 2> block_table; // [B, P] page of every page_size places; bad pages are masked
-    const int32_t* cu_rows;             // [B+1], trusted non-decreasing, clamped to 0..R before use
-    const int32_t* seq_lens;            // [B] all KV including this pass's rows (the last places)
-    DType dtype;                        // of q, caches and out
+    View<const void, 3> q;        // [R, Hq, D]
+    View<const void, 4> k_cache;  // [num_pages, page_size, Hkv, D], any strides
+    View<const void, 4> v_cache;  // [num_pages, page_size, Hkv, Dv], any strides
+    View<const int32_t, 2>
+        block_table;          // [B, P] page of every page_size places; bad pages are masked
+    const int32_t* cu_rows;   // [B+1], trusted non-decreasing, clamped to 0..R before use
+    const int32_t* seq_lens;  // [B] all KV including this pass's rows (the last places)
+    DType dtype;              // of q, caches and out
     int64_t batch, max_rows;
-    float scale;                        // of the scores, times log2(e) inside the kernels
+    float scale;  // of the scores, times log2(e) inside the kernels
     AttentionMask mask;
-    View<void, 3> out;                  // [R, Hq, Dv]
-    float* lse;                         // [R, Hq] natural log
-    void* scratch;                      // CUDA: verify_attention_scratch_bytes(p), uninitialised
+    View<void, 3> out;  // [R, Hq, Dv]
+    float* lse;         // [R, Hq] natural log
+    void* scratch;      // CUDA: verify_attention_scratch_bytes(p), uninitialised
     int64_t scratch_bytes;
-    int num_sms;                        // CUDA: sets the grid, never the result
+    int num_sms;  // CUDA: sets the grid, never the result
 };
 
 namespace cuda {

