@@ -1,0 +1,46 @@
+"""Imports the installed package, checks that every op is registered and runs each once."""
+
+import torch
+
+import specdec_ext
+
+missing = [name for name in specdec_ext.op_names() if not hasattr(torch.ops.specdec, name)]
+assert not missing, missing
+
+k = torch.randn(2, 1, 64)
+cache = torch.zeros(2, 2, 4, 1, 64)
+specdec_ext.append_kv(k, k, cache[0], cache[1], torch.tensor([0, 3]))
+assert (cache[0, 0, 3] == k[1]).all()
+
+tokens, *_ = specdec_ext.sample(
+    torch.tensor([[0.0, 5.0, 1.0]]),
+    torch.tensor([1]),
+    torch.tensor([0]),
+    vocab_size=3,
+    temperature=torch.zeros(1),
+)
+assert tokens.tolist() == [1]
+
+tokens, accepted, status, *_ = specdec_ext.verify_chain(
+    torch.tensor([[0.0, 5.0, 1.0], [3.0, 0.0, 1.0]]),
+    torch.tensor([2, 1]),
+    torch.tensor([0, 2], dtype=torch.int32),
+    torch.tensor([1]),
+    torch.tensor([0]),
+    1,
+    vocab_size=3,
+    temperature=torch.zeros(1),
+)
+assert tokens.tolist() == [[1, 0]] and accepted.tolist() == [1] and status.tolist() == [0]
+
+out, lse = specdec_ext.verify_attention(
+    torch.zeros(1, 1, 64),
+    cache[0],
+    torch.ones_like(cache[1]),
+    torch.tensor([[0, 1]], dtype=torch.int32),
+    torch.tensor([0, 1], dtype=torch.int32),
+    torch.tensor([5], dtype=torch.int32),
+    max_rows=1,
+)
+assert (out == 1).all() and abs(lse.item() - torch.tensor(5.0).log().item()) < 1e-6
+print(f"torch {torch.__version__}: {len(specdec_ext.op_names())} ops registered and run")
