@@ -1,0 +1,197 @@
+// Sixteen float lanes with the same bits on every instruction set: a lane's result depends on that
+// lane's inputs only, fma is fused everywhere, and the sums over lanes are one fixed tree. Whatever
+// the machine has, V16 is made of its native vectors (one of 512 bits, two of 256, four of 128).
+//
+// For CPU kernels only: cpu.cpp files are compiled once per instruction set (isa.h), so all of this
+// lives in the namespace of the one being compiled and is always inlined.
+#pragma once
+
+#include <cmath>
+
+#include "types.h"
+
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#ifndef SPECDEC_ISA
+#error "simd.h is for kernels/<op>/cpu.cpp, which is compiled once per instruction set"
+#endif
+#define SPECDEC_SIMD inline __attribute__((always_inline))
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+#if defined(__AVX512F__)
+constexpr int kNativeLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kNativeLanes = 8;
+#else
+constexpr int kNativeLanes = 4;
+#endif
+constexpr int kLanes = 16;
+constexpr int kParts = kLanes / kNativeLanes;
+
+typedef float Native __attribute__((vector_size(4 * kNativeLanes)));
+typedef int32_t NativeInt __attribute__((vector_size(4 * kNativeLanes)));
+// As they lie in memory: any alignment, beside any other type.
+typedef Native NativeAt __attribute__((aligned(4), may_alias));
+typedef NativeInt NativeIntAt __attribute__((aligned(4), may_alias));
+typedef uint16_t NativeHalfAt __attribute__((vector_size(2 * kNativeLanes), aligned(2), may_alias));
+
+struct V16 {
+    Native part[kParts];
+};
+struct I16 {  // integers, or the outcome of a comparison: all bits of a lane set where it holds
+    NativeInt part[kParts];
+};
+
+// Every function below is one expression per native vector.
+#define SPECDEC_EACH_PART(expression)                          \
+    _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i) { \
+        expression;                                            \
+    }
+
+SPECDEC_SIMD V16 load(const float* at) {
+    V16 r;
+    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeAt*>(at + i * kNativeLanes))
+    return r;
+}
+SPECDEC_SIMD void store(float* at, V16 x){SPECDEC_EACH_PART(
+    *reinterpret_cast<NativeAt*>(at + i * kNativeLanes) = x.part[i])} SPECDEC_SIMD V16
+    load(const bf16* at) {
+    V16 r;
+    SPECDEC_EACH_PART(
+        r.part[i] = reinterpret_cast<Native>(
+            __builtin_convertvector(*reinterpret_cast<const NativeHalfAt*>(at + i * kNativeLanes),
+                                    NativeInt)
+            << 16))
+    return r;
+}
+SPECDEC_SIMD V16 load(const f16* at) {
+    V16 r;
+#if defined(__AVX512F__)
+    r.part[0] = reinterpret_cast<Native>(
+        _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
+#elif defined(__AVX2__)
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_cvtph_ps(_mm_loadu_si128(
+                          reinterpret_cast<const __m128i*>(at + i * kNativeLanes)))))
+#else
+    for (int lane = 0; lane < kLanes; ++lane) {
+        r.part[lane / kNativeLanes][lane % kNativeLanes] = to_float(at[lane]);
+    }
+#endif
+    return r;
+}
+
+SPECDEC_SIMD V16 set1(float x) {
+    V16 r;
+    SPECDEC_EACH_PART(r.part[i] = Native{} + x)
+    return r;
+}
+SPECDEC_SIMD I16 set1(int32_t x) {
+    I16 r;
+    SPECDEC_EACH_PART(r.part[i] = NativeInt{} + x)
+    return r;
+}
+SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
+    alignas(64) constexpr int32_t kNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                      8, 9, 10, 11, 12, 13, 14, 15};
+    I16 r;
+    SPECDEC_EACH_PART(r.part[i] =
+                          *reinterpret_cast<const NativeIntAt*>(kNumbers + i * kNativeLanes))
+    return r;
+}
+
+#define SPECDEC_BINARY(Type, name, expression)      \
+    SPECDEC_SIMD Type name(Type a, Type b) {        \
+        Type r;                                     \
+        SPECDEC_EACH_PART(r.part[i] = (expression)) \
+        return r;                                   \
+    }
+SPECDEC_BINARY(V16, operator+, a.part[i] + b.part[i])
+SPECDEC_BINARY(V16, operator-, a.part[i] - b.part[i])
+SPECDEC_BINARY(V16, operator*, a.part[i] * b.part[i])
+SPECDEC_BINARY(V16, max, a.part[i] > b.part[i] ? a.part[i] : b.part[i])  // b where one is NaN
+SPECDEC_BINARY(V16, min, a.part[i] < b.part[i] ? a.part[i] : b.part[i])  // b where one is NaN
+SPECDEC_BINARY(I16, operator+, a.part[i] + b.part[i])
+SPECDEC_BINARY(I16, operator-, a.part[i] - b.part[i])
+SPECDEC_BINARY(I16, operator&, a.part[i] & b.part[i])
+SPECDEC_BINARY(I16, operator|, a.part[i] | b.part[i])
+#undef SPECDEC_BINARY
+
+#define SPECDEC_COMPARE(Type, name, relation)                       \
+    SPECDEC_SIMD I16 name(Type a, Type b) {                         \
+        I16 r;                                                      \
+        SPECDEC_EACH_PART(r.part[i] = a.part[i] relation b.part[i]) \
+        return r;                                                   \
+    }
+SPECDEC_COMPARE(V16, operator<, <)
+SPECDEC_COMPARE(V16, operator>, >)
+SPECDEC_COMPARE(V16, operator==, ==)
+SPECDEC_COMPARE(I16, operator<, <)
+SPECDEC_COMPARE(I16, operator==, ==)
+#undef SPECDEC_COMPARE
+
+SPECDEC_SIMD I16 operator<<(I16 x, int count) {
+    SPECDEC_EACH_PART(x.part[i] = x.part[i] << count)
+    return x;
+}
+SPECDEC_SIMD V16 select(I16 where, V16 yes, V16 no) {
+    V16 r;
+    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i])
+    return r;
+}
+SPECDEC_SIMD I16 select(I16 where, I16 yes, I16 no) {
+    I16 r;
+    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i])
+    return r;
+}
+SPECDEC_SIMD I16 as_bits(V16 x) {
+    I16 r;
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<NativeInt>(x.part[i]))
+    return r;
+}
+SPECDEC_SIMD V16 as_floats(I16 x) {
+    V16 r;
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(x.part[i]))
+    return r;
+}
+
+// a * b + c, rounded once, on every instruction set.
+SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
+    V16 r;
+#if defined(__AVX512F__)
+    r.part[0] = reinterpret_cast<Native>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a.part[0]),
+                                                         reinterpret_cast<__m512>(b.part[0]),
+                                                         reinterpret_cast<__m512>(c.part[0])));
+#elif defined(__AVX2__)
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_fmadd_ps(
+                          reinterpret_cast<__m256>(a.part[i]), reinterpret_cast<__m256>(b.part[i]),
+                          reinterpret_cast<__m256>(c.part[i]))))
+#else
+    for (int lane = 0; lane < kLanes; ++lane) {
+        const int i = lane / kNativeLanes, j = lane % kNativeLanes;
+        r.part[i][j] = __builtin_fmaf(a.part[i][j], b.part[i][j], c.part[i][j]);
+    }
+#endif
+    return r;
+}
+
+// Over the lanes, as the tree (l, l+8), (l, l+4), (l, l+2), (0, 1).
+template <class Combine>
+SPECDEC_SIMD float fold_lanes(V16 x, Combine combine) {
+    alignas(64) float lane[kLanes];
+    store(lane, x);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int l = 0; l < width; ++l) lane[l] = combine(lane[l], lane[l + width]);
+    }
+    return lane[0];
+}
+SPECDEC_SIMD float sum_lanes(V16 x) {
+    return fold_lanes(x, [](float a, float b) { return a + b; });
+}
+SPECDEC_SIMD float max_lanes(V16 x) {
+    return fold_lanes(x, [](float a, float b) { return a > b ? a : b; });
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA
