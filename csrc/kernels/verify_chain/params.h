@@ -1,5 +1,4 @@
 // verify_chain: accepts a prefix of each request's drafts and draws the token after it.
-<<<<<<< Updated upstream
 //   Row j = 0.. of a request, in this order; the first that does not say "accept" ends the request:
 //   1. target row with NaN or +inf or nothing finite: kTargetNan, finite argmax (0 when none)
 //   2. no draft j+1 (j == K_b), draft -1, or draft outside [0, vocab_size) (then kBadId): end of chain
@@ -10,23 +9,6 @@
 //   End of chain: the argmax when greedy, else from p of row j with uniform(position, j, kBonus).
 //   q of a draft row is read only if the request is not greedy, has draft_logits, draft_rows[b] is in
 //   [0, B'), draft_is_one_hot[b] is false and draft_temperature[b] >= kGreedyTemperature.
-=======
-//
-// Request b owns rows begin..end-1 (cu_rows clamped to 0..num_rows), K_b = min(end - begin - 1,
-// max_drafts). Row j = 0.. in turn:
-//   1. target row unusable (NaN, +inf, nothing finite): kTargetNan; the finite argmax (0 when there is
-//      none) is the last token. The draft is not looked at.
-//   2. j == K_b, or draft id -1: the token is drawn from p with coin (BONUS, index j). Any other draft
-//      id outside the vocabulary: the same, and kBadId.
-//   3. greedy request: accept iff the draft is the argmax, else the argmax is the last token. Drafts
-//      rows are never read.
-//   4. q is one-hot where draft_logits is absent, draft_is_one_hot, draft_temperature < 1e-5, or the
-//      draft row index is outside draft_logits. Otherwise a draft row with NaN or +inf, or nothing
-//      finite: kDraftNan, and as 2.
-//   5. coin (ACCEPT, index j + 1): accept iff coin * q < p, else the last token is drawn from
-//      max(p - q, 0) with coin (RESIDUAL, index j + 1); residual mass < 1e-6: from p, same coin.
-// A request without rows gets tokens -1, num_accepted 0, status 0.
->>>>>>> Stashed changes
 #pragma once
 
 #include "isa.h"
