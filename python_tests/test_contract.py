@@ -57,7 +57,9 @@ def test_3_to_6_sources(op):
     for path in (f"csrc/kernels/{op}/cpu.cpp", f"csrc/kernels/{op}/cuda.cu"):
         source = text(path)
         assert source.startswith("//"), f"{path} opens with no header comment"
-        assert re.search(r"[Dd]eterminis", source[:2500]), f"{path} does not say what fixes its result"
+        assert re.search(r"[Dd]eterminis", source[:2500]), (
+            f"{path} does not say what fixes its result"
+        )
     assert f"SPECDEC_REGISTER({op}" in text(f"csrc/ops/{op}.cpp")
 
 
@@ -68,9 +70,10 @@ def test_7_wrapper_and_fake(op):
         assert part in doc, f"docstring of {op} has no {part}"
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert has(f"specdec::{op}", "CPU")
-    assert has(f"specdec::{op}", "Meta") or torch._library.simple_registry.singleton.find(
-        f"specdec::{op}"
-    ).fake_impl.kernel, f"{op} has no fake kernel"
+    assert (
+        has(f"specdec::{op}", "Meta")
+        or torch._library.simple_registry.singleton.find(f"specdec::{op}").fake_impl.kernel
+    ), f"{op} has no fake kernel"
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -1,0 +1,173 @@
+"""What only a real GPU can show: graph capture and replay, streams, several devices, CPU = CUDA.
+
+Everything else about the CUDA kernels runs in the ordinary tests through the `backend` fixture. These
+tests are skipped without a GPU, and `tools/gpu_check.sh` runs them.
+"""
+
+import pytest
+import torch
+from compare import assert_close, assert_same
+
+import specdec_ext
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(specdec_ext.cuda_reason), reason=f"no GPU: {specdec_ext.cuda_reason}"),
+]
+
+VOCAB, DRAFTS, BATCH = 32000, 5, 4
+
+
+def chain_case(seed, device, dtype=torch.bfloat16):
+    g = torch.Generator().manual_seed(seed)
+    rows = BATCH * (DRAFTS + 1)
+    target = torch.randn(rows, VOCAB, generator=g).to(dtype) * 3
+    draft = target.view(BATCH, DRAFTS + 1, VOCAB)[:, :DRAFTS].float()
+    draft = (draft + torch.randn(draft.shape, generator=g)).to(dtype)
+    noise = torch.rand(draft.shape, generator=g).log().neg()
+    picks = (draft.float().softmax(-1) / noise).argmax(-1)
+    ids = torch.cat([torch.zeros(BATCH, 1, dtype=torch.int64), picks], 1).reshape(-1)
+    case = {
+        "target_logits": target,
+        "input_ids": ids,
+        "cu_rows": torch.arange(0, rows + 1, DRAFTS + 1, dtype=torch.int32),
+        "seeds": torch.randint(0, 2**62, (BATCH,), generator=g),
+        "positions": torch.randint(0, 1000, (BATCH,), generator=g),
+    }
+    options = {
+        "draft_logits": draft,
+        "temperature": torch.tensor([1.0, 0.7, 0.0, 1.3]),
+    }
+    move = lambda d: {k: v.to(device) for k, v in d.items()}  # noqa: E731
+    return move(case), move(options)
+
+
+def verify(case, options):
+    return torch.ops.specdec.verify_chain(*case.values(), DRAFTS, vocab_size=VOCAB, **options)
+
+
+def attention_case(seed, device, dtype=torch.bfloat16):
+    g = torch.Generator().manual_seed(seed)
+    lens = torch.randint(600, 2000, (BATCH,), generator=g)
+    pages = 128
+    return {
+        "q": torch.randn(BATCH * 8, 8, 128, generator=g).to(dtype).to(device),
+        "k_cache": torch.randn(pages * BATCH, 16, 2, 128, generator=g).to(dtype).to(device),
+        "v_cache": torch.randn(pages * BATCH, 16, 2, 128, generator=g).to(dtype).to(device),
+        "block_table": torch.randperm(pages * BATCH, generator=g)
+        .view(BATCH, pages)
+        .int()
+        .to(device),
+        "cu_rows": torch.arange(0, BATCH * 8 + 1, 8, dtype=torch.int32, device=device),
+        "seq_lens": lens.int().to(device),
+    }
+
+
+def graph_of(call):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()  # warm-up outside the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    return graph, out
+
+
+def test_chain_graph_replays_with_new_data():
+    """Lengths, seeds, positions and logits change between replays; results follow them."""
+    case, options = chain_case(0, "cuda")
+    graph, out = graph_of(lambda: verify(case, options))
+    for seed in range(1, 6):
+        new_case, new_options = chain_case(seed, "cuda")
+        if seed == 5:  # one inactive request and a shorter one
+            new_case["cu_rows"] = torch.tensor([0, 6, 6, 9, 15], dtype=torch.int32, device="cuda")
+        for old, new in ((case, new_case), (options, new_options)):
+            for name, tensor in old.items():
+                tensor.copy_(new[name])
+        graph.replay()
+        for got, wanted in zip(out, verify(new_case, new_options), strict=True):
+            assert_same(got, wanted)
+
+
+def test_attention_graph_replays_with_new_lengths():
+    case = attention_case(0, "cuda")
+    call = lambda c: torch.ops.specdec.verify_attention(*c.values(), max_rows=8)  # noqa: E731
+    graph, out = graph_of(lambda: call(case))
+    for seed in range(1, 4):
+        new = attention_case(seed, "cuda")
+        for name, tensor in case.items():
+            tensor.copy_(new[name])
+        graph.replay()
+        for got, wanted in zip(out, call(new), strict=True):
+            assert_same(got, wanted)
+
+
+def test_current_stream_is_used():
+    """Work queued behind a long kernel on a side stream must wait for it."""
+    case, options = chain_case(3, "cuda")
+    wanted = verify(case, options)
+    late = case["target_logits"].clone()
+    case["target_logits"].zero_()
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        case["target_logits"].copy_(late)
+        got = verify(case, options)
+    stream.synchronize()
+    for a, b in zip(got, wanted, strict=True):
+        assert_same(a, b)
+
+
+def test_repeats_are_bitwise_the_same():
+    """A06: races would show as differing repeats."""
+    case, options = chain_case(4, "cuda")
+    first = verify(case, options)
+    for _ in range(1000):
+        for a, b in zip(verify(case, options), first, strict=True):
+            assert_same(a, b)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one device")
+def test_second_device():
+    case, options = chain_case(5, "cuda:1")
+    wanted = verify(*chain_case(5, "cuda:0"))
+    with torch.cuda.device(0):
+        got = verify(case, options)
+    for a, b in zip(got, wanted, strict=True):
+        assert_same(a.cpu(), b.cpu())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_cpu_and_cuda_decide_alike(seed):
+    """Same random numbers; a flip would need a coin within rounding distance of its threshold."""
+    cpu = verify(*chain_case(seed, "cpu"))
+    cuda = verify(*chain_case(seed, "cuda"))
+    for a, b in zip(cuda[:3], cpu[:3], strict=True):
+        assert_same(a.cpu(), b)
+
+
+def test_cpu_and_cuda_attention():
+    case = attention_case(7, "cpu")
+    out, lse = torch.ops.specdec.verify_attention(*case.values(), max_rows=8)
+    on_gpu = {k: v.cuda() for k, v in case.items()}
+    out_gpu, lse_gpu = torch.ops.specdec.verify_attention(*on_gpu.values(), max_rows=8)
+    assert_close(out_gpu, out.double(), what="out", magnitude=1.0)
+    assert_close(lse_gpu, lse.double(), what="lse", magnitude=16.0)
+
+
+def test_no_host_sync():
+    """A call that synchronised would raise in this mode."""
+    case, options = chain_case(8, "cuda")
+    attention = attention_case(8, "cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        verify(case, options)
+        torch.ops.specdec.verify_attention(*attention.values(), max_rows=8)
+        k = attention["k_cache"][0]
+        torch.ops.specdec.append_kv(
+            k, k, attention["k_cache"], attention["v_cache"], case["input_ids"][:16]
+        )
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
