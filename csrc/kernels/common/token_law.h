@@ -25,8 +25,12 @@ constexpr float kMinResidualMass = 1e-6f;
 // Below the threshold (and for NaN, so that the result stays defined): argmax instead of a law.
 SPECDEC_HD bool is_greedy(float temperature) { return !(temperature >= kGreedyTemperature); }
 
-// c of the formula above. Exactly kLog2E for temperature 1.
-SPECDEC_HD float exponent_scale(float temperature) { return kLog2E / temperature; }
+// c of the formula above. Exactly kLog2E for temperature 1; kept above 0, so that a logit of -inf
+// has probability 0 at an infinite temperature too.
+SPECDEC_HD float exponent_scale(float temperature) {
+    const float c = kLog2E / temperature;
+    return c > 1e-30f ? c : 1e-30f;
+}
 
 SPECDEC_HD int64_t num_vocab_tiles(int64_t vocab_size) {
     return (vocab_size + kVocabTile - 1) / kVocabTile;
