@@ -1,6 +1,6 @@
 # The one list of sources. An op adds its stem to SPECDEC_OPS; its files then follow by name:
 # kernels/<op>/cpu.cpp, kernels/<op>/cuda.cu, ops/<op>.cpp.
-set(SPECDEC_OPS append_kv)
+set(SPECDEC_OPS append_kv verify_attention)
 
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.
 set(SPECDEC_EXTRA_CUDA)
@@ -12,11 +12,16 @@ set(SPECDEC_SCHEMA_SOURCES schema.cpp)
 set(SPECDEC_CPU_KERNELS)
 set(SPECDEC_CUDA_KERNELS ${SPECDEC_EXTRA_CUDA})
 set(SPECDEC_OP_SOURCES)
+set(SPECDEC_CUDA_OP_SOURCES)
 foreach(op IN LISTS SPECDEC_OPS)
   list(APPEND SPECDEC_CPU_KERNELS kernels/${op}/cpu.cpp)
-  list(APPEND SPECDEC_CUDA_KERNELS kernels/${op}/cuda.cu)
   list(APPEND SPECDEC_OP_SOURCES ops/${op}.cpp)
+  if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/../csrc/kernels/${op}/cuda.cu)
+    list(APPEND SPECDEC_CUDA_KERNELS kernels/${op}/cuda.cu)
+    list(APPEND SPECDEC_CUDA_OP_SOURCES ops/${op}.cpp)
+  endif()
 endforeach()
-foreach(group COMMON_SOURCES STABLE_SOURCES SCHEMA_SOURCES CPU_KERNELS CUDA_KERNELS OP_SOURCES)
+foreach(group COMMON_SOURCES STABLE_SOURCES SCHEMA_SOURCES CPU_KERNELS CUDA_KERNELS OP_SOURCES
+              CUDA_OP_SOURCES)
   list(TRANSFORM SPECDEC_${group} PREPEND ${CMAKE_CURRENT_LIST_DIR}/../csrc/)
 endforeach()

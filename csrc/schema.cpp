@@ -3,6 +3,13 @@
 #include "stable/abi.h"
 
 SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
+    // --- Verification --------------------------------------------------------------------------
+    // Attention of the rows of a verification pass over a paged KV cache: out and its log-sum-exp.
+    m.def(
+        "verify_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
+        "Tensor cu_rows, Tensor seq_lens, *, SymInt max_rows, float? scale=None, "
+        "str mask=\"causal\") -> (Tensor out, Tensor lse)");
+
     // --- Round bookkeeping ---------------------------------------------------------------------
     // Writes this pass's K and V rows to their slots of a paged cache (quantising to fp8 caches).
     m.def(

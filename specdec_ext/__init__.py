@@ -6,8 +6,16 @@ cuda_reason = _load.load()  # why the CUDA kernels cannot run here; "" where the
 
 from specdec_ext._load import build_info  # noqa: E402
 from specdec_ext._philox import philox4x32  # noqa: E402
-from specdec_ext.ops import append_kv, cpu_isa, op_names  # noqa: E402
+from specdec_ext.ops import append_kv, cpu_isa, op_names, verify_attention  # noqa: E402
 
 __version__ = build_info().get("version", "0+unknown")
 
-__all__ = ["append_kv", "build_info", "cpu_isa", "cuda_reason", "op_names", "philox4x32"]
+__all__ = [
+    "append_kv",
+    "build_info",
+    "cpu_isa",
+    "cuda_reason",
+    "op_names",
+    "philox4x32",
+    "verify_attention",
+]

@@ -93,13 +93,18 @@ SPECDEC_SIMD I16 set1(int32_t x) {
     SPECDEC_EACH_PART(r.part[i] = NativeInt{} + x)
     return r;
 }
-SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
-    alignas(64) constexpr int32_t kNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
-                                                      8, 9, 10, 11, 12, 13, 14, 15};
+SPECDEC_SIMD float first_lane(V16 x) {
+    return x.part[0][0];
+}
+SPECDEC_SIMD I16 load(const int32_t* at) {
     I16 r;
-    SPECDEC_EACH_PART(r.part[i] =
-                          *reinterpret_cast<const NativeIntAt*>(kNumbers + i * kNativeLanes))
+    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeIntAt*>(at + i * kNativeLanes))
     return r;
+}
+SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
+    alignas(64) static constexpr int32_t kNumbers[kLanes] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                             8, 9, 10, 11, 12, 13, 14, 15};
+    return load(kNumbers);
 }
 
 #define SPECDEC_BINARY(Type, name, expression)      \

@@ -9,6 +9,7 @@ namespace specdec {
 // Absolute KV places are cut into fixed segments of fixed tiles: the canonical order of summation.
 constexpr int kSegmentTokens = 512;
 constexpr int kTileTokens = 64;
+constexpr int kMaxHeadDim = 256;
 
 enum class AttentionMask : int32_t { kCausal, kFull };
 

@@ -1,0 +1,113 @@
+// verify_attention(q [R, Hq, D], k_cache, v_cache [pages, page_size, Hkv, D | Dv],
+//                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask)
+//   -> (out [R, Hq, Dv], lse [R, Hq])
+// Attention of the rows of a verification pass over their requests' paged KV.
+#include "verify_attention/params.h"
+
+#include <cmath>
+
+#include "stable/check.h"
+
+namespace specdec::ops {
+namespace {
+
+constexpr const char* kOp = "verify_attention";
+
+void check_head_dim(const Tensor& cache, const char* name) {
+    const int64_t dim = cache.size(3);
+#if defined(SPECDEC_BACKEND_CPU)
+    const bool supported = dim > 0 && dim <= kMaxHeadDim && dim % 16 == 0;
+    const char* wanted = "a head_dim that is a multiple of 16 up to 256";
+#else
+    const bool supported = dim == 64 || dim == 128;
+    const char* wanted = "head_dim 64 or 128";
+#endif
+    check_option(supported, kOp, name, wanted, dim);
+}
+
+std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cache,
+                                            const Tensor& v_cache, const Tensor& block_table,
+                                            const Tensor& cu_rows, const Tensor& seq_lens,
+                                            int64_t max_rows, std::optional<double> scale,
+                                            std::string mask) {
+    // 1. Validate.
+    const Arg q_arg(kOp, "q", q);
+    q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
+    const Arg k_arg(kOp, "k_cache", k_cache), v_arg(kOp, "v_cache", v_cache);
+    k_arg.dims(4, "[num_pages, page_size, Hkv, D]")
+        .dtype({q_arg.type()})
+        .size(3, q.size(2), "D of q")
+        .dense_last()
+        .same_device(q, "q");
+    v_arg.dims(4, "[num_pages, page_size, Hkv, Dv]")
+        .dtype({q_arg.type()})
+        .size(0, k_cache.size(0), "num_pages of k_cache")
+        .size(1, k_cache.size(1), "page_size of k_cache")
+        .size(2, k_cache.size(2), "Hkv of k_cache")
+        .dense_last()
+        .same_device(q, "q");
+    check_head_dim(k_cache, "k_cache");
+    check_head_dim(v_cache, "v_cache");
+    const int64_t page_size = k_cache.size(1), kv_heads = k_cache.size(2);
+    check_option(page_size >= 1 && page_size <= 256, kOp, "k_cache", "a page_size of 1 .. 256",
+                 page_size);
+    check_option(kv_heads > 0 && q.size(1) % kv_heads == 0, kOp, "q",
+                 "Hq a multiple of Hkv of k_cache",
+                 std::to_string(q.size(1)) + " and " + std::to_string(kv_heads));
+    Arg(kOp, "seq_lens", seq_lens).dims(1, "[B]").dtype({DType::kI32}).dense().same_device(q, "q");
+    const int64_t batch = seq_lens.size(0);
+    Arg(kOp, "block_table", block_table)
+        .dims(2, "[B, P]")
+        .dtype({DType::kI32})
+        .size(0, batch, "B of seq_lens")
+        .dense_last()
+        .same_device(q, "q");
+    Arg(kOp, "cu_rows", cu_rows)
+        .dims(1, "[B+1]")
+        .dtype({DType::kI32})
+        .size(0, batch + 1, "B of seq_lens, plus 1")
+        .dense()
+        .same_device(q, "q");
+    check_option(max_rows >= 0, kOp, "max_rows", "at least 0", max_rows);
+    check_option(mask == "causal" || mask == "full", kOp, "mask", "\"causal\" or \"full\"",
+                 "\"" + mask + "\"");
+    const double score_scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(q.size(2)));
+    check_option(std::isfinite(score_scale), kOp, "scale", "a finite number", score_scale);
+
+    // 2. Allocate.
+    Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());
+    Tensor lse = empty_on(q, {q.size(0), q.size(1)}, DType::kF32);
+    if (lse.numel() == 0) return {out, lse};
+
+    // 3. Parameters.
+    Launch launch(kOp, q);
+    VerifyAttentionParams p{};
+    p.q = launch.in<3>("q", q);
+    p.k_cache = launch.in<4>("k_cache", k_cache);
+    p.v_cache = launch.in<4>("v_cache", v_cache);
+    p.block_table = launch.in<2>("block_table", block_table).as<const int32_t>();
+    p.cu_rows = static_cast<const int32_t*>(launch.in_data("cu_rows", cu_rows));
+    p.seq_lens = static_cast<const int32_t*>(launch.in_data("seq_lens", seq_lens));
+    p.dtype = q_arg.type();
+    p.batch = batch;
+    p.max_rows = max_rows;
+    p.scale = static_cast<float>(score_scale);
+    p.mask = mask == "causal" ? AttentionMask::kCausal : AttentionMask::kFull;
+    p.out = launch.out<3>("out", out);
+    p.lse = static_cast<float*>(launch.out_data("lse", lse));
+#if !defined(SPECDEC_BACKEND_CPU)
+    p.scratch_bytes = cuda::verify_attention_scratch_bytes(p);
+    Tensor scratch = empty_on(q, {(p.scratch_bytes + 3) / 4}, DType::kI32);
+    if (p.scratch_bytes > 0) p.scratch = launch.out_data("scratch", scratch);
+#endif
+
+    // 4. Run.
+    SPECDEC_RUN(verify_attention, launch, p);
+    return {out, lse};
+}
+
+}  // namespace
+
+SPECDEC_REGISTER(verify_attention, verify_attention)
+
+}  // namespace specdec::ops
