@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "hooks.h"
 #include "runtime.h"
 
 namespace specdec::emu {
@@ -56,16 +57,21 @@ void emu_register(const void*, long long, const char*, int) {}
 void emu_unregister(const void*) {}
 void emu_unregister_all() {}
 void emu_hooks_config(int, int) {}
+#endif
+
 void emu_stats_reset() {
     machine.launches = machine.switches = machine.barriers = machine.collectives = 0;
+    if constexpr (specdec::emu::kHooks) specdec::emu::hooks::stats_reset();
 }
+
 const char* emu_stats_json() {
-    specdec::emu::text = "{\"launches\": " + std::to_string(machine.launches) +
-                         ", \"switches\": " + std::to_string(machine.switches) +
-                         ", \"barriers\": " + std::to_string(machine.barriers) +
-                         ", \"collectives\": " + std::to_string(machine.collectives) + "}";
+    std::string json = "{\"launches\": " + std::to_string(machine.launches) +
+                       ", \"switches\": " + std::to_string(machine.switches) +
+                       ", \"barriers\": " + std::to_string(machine.barriers) +
+                       ", \"collectives\": " + std::to_string(machine.collectives);
+    if constexpr (specdec::emu::kHooks) json += ", " + specdec::emu::hooks::stats_json();
+    specdec::emu::text = json + "}";
     return specdec::emu::text.c_str();
 }
-#endif
 
 }  // extern "C"

@@ -9,16 +9,14 @@ void launch_begin(const LaunchRequest& request);
 void launch_end();
 void block_begin(Block& block);
 void block_end(Block& block);
-void thread_exit(Fiber& fiber);
 
 // Ordering between threads.
 void block_synchronized(Block& block);
 void warp_synchronized(Warp& warp, unsigned mask);  // __syncwarp
-void named_arrived(Fiber& fiber);                   // bar.arrive
-// All arrivals happen before everything after the barrier in those that waited; the caller, the
-// last of the arrivals, is among them if `caller_waits`.
-void named_synchronized(Block& block, const std::vector<Fiber*>& arrivals,
-                        const std::vector<Fiber*>& waiting, bool caller_waits);
+// bar.arrive and bar.sync: each arrival, then, when all have come, those that waited (`caller` is
+// the last arrival if it waits too, else null).
+void named_arrived(Fiber& fiber, int id);
+void named_synchronized(Block& block, int id, const std::vector<Fiber*>& waiting, Fiber* caller);
 void grid_synchronized();
 void fence();
 
@@ -33,5 +31,8 @@ void async_issued(const AsyncCopy& copy);
 void async_delivered(const AsyncCopy& copy);
 void ldmatrix(Warp& warp, const Rendezvous& meeting, int lanes);
 void shared_array_added(Block& block, size_t offset, size_t bytes);
+
+std::string stats_json();  // members of an object
+void stats_reset();
 
 }  // namespace specdec::emu::hooks

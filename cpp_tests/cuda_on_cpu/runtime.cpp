@@ -73,7 +73,6 @@ void fiber_main() {
     if (*canary_of(self) != kCanary) fail(Site{nullptr, 0}, "stack overflow of a device thread");
     self.state = FiberState::kExited;
     self.warp->exited |= 1u << self.lane;
-    if constexpr (kHooks) hooks::thread_exit(self);
     note_progress();
     if (--self.block->live == 0) machine.finished = self.block;
     leave_for_good();
@@ -109,7 +108,6 @@ void start_block(Block& block, uint64_t linear) {
     for (Barrier& barrier : block.barriers) {
         barrier.arrived = 0;
         barrier.waiting.clear();
-        barrier.arrivals.clear();
     }
     begin_block_memory(block);
     if constexpr (kHooks) hooks::block_begin(block);
@@ -293,6 +291,10 @@ std::string describe_location(const char* file, int line) {
         }
     }
     return std::string(shown) + ":" + std::to_string(line);
+}
+
+bool in_any_stack(uintptr_t address) {
+    return address - reinterpret_cast<uintptr_t>(stacks) < stacks_mapped;
 }
 
 void leave_for_good() {

@@ -88,7 +88,6 @@ struct Barrier {
     BlockVote vote = BlockVote::kNone;
     Site site{};
     std::vector<Fiber*> waiting;
-    std::vector<Fiber*> arrivals;  // waiting ones and those that only arrived
 };
 
 struct SharedArray {
@@ -198,6 +197,8 @@ inline void note_progress() {
     machine.idle_yields = 0;
 }
 [[noreturn]] void leave_for_good();
+// Whether an address lies in the stack of a device thread.
+bool in_any_stack(uintptr_t address);
 std::string describe_location(const char* file, int line);
 // Called as a thread returns: everything that can no longer be completed is an error.
 void check_exit(Fiber& fiber);

@@ -259,21 +259,18 @@ void named_barrier(int id, int threads, bool wait, Site site) {
              at(barrier.site).c_str());
     }
     ++barrier.arrived;
-    barrier.arrivals.push_back(&self);
+    if constexpr (kHooks) hooks::named_arrived(self, id);
     if (barrier.arrived == barrier.expected) {
-        if constexpr (kHooks)
-            hooks::named_synchronized(block, barrier.arrivals, barrier.waiting, wait);
+        if constexpr (kHooks) {
+            hooks::named_synchronized(block, id, barrier.waiting, wait ? &self : nullptr);
+        }
         barrier.arrived = 0;
-        barrier.arrivals.clear();
         ++machine.barriers;
         note_progress();
         release(barrier.waiting);
         return;
     }
-    if (!wait) {
-        if constexpr (kHooks) hooks::named_arrived(self);
-        return;
-    }
+    if (!wait) return;
     self.warp->at_barrier |= 1u << self.lane;
     barrier.waiting.push_back(&self);
     suspend("named barrier", site);
