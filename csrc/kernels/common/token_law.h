@@ -1,14 +1,15 @@
 // What the probability of a token is: constants and small functions shared by CPU and CUDA kernels.
 //
 // A row of logits x with temperature T has the law
-//     p(v) = 2^((x[v] - max) * c - l),   c = log2(e) / T,   l = log2(sum over v of 2^((x[v] - max) * c)).
+//     p(v) = 2^((x[v] - max) * c - l),   c = log2(e) / T,   l = log2(sum over v of 2^((x[v] - max)
+//     * c)).
 // Differences to the row's maximum, and not x * c itself: the subtraction keeps the exponent's
 // absolute error near 1e-7 wherever p matters, also at temperatures where x * c has lost its
 // fraction, and no logit can overflow. Target p and draft q use the same function, so that equal
 // logits and temperatures give bitwise equal p and q, and a residual of exactly zero mass.
 //
-// Sums run over absolute vocabulary tiles: per tile (max, sum of 2^((x - tile max) * c)), then tiles
-// from left to right. Neither threads nor blocks enter.
+// Sums run over absolute vocabulary tiles: per tile (max, sum of 2^((x - tile max) * c)), then
+// tiles from left to right. Neither threads nor blocks enter.
 #pragma once
 
 #include "types.h"
@@ -23,7 +24,9 @@ constexpr double kLn2 = 0.69314718055994530942;
 constexpr float kMinResidualMass = 1e-6f;
 
 // Below the threshold (and for NaN, so that the result stays defined): argmax instead of a law.
-SPECDEC_HD bool is_greedy(float temperature) { return !(temperature >= kGreedyTemperature); }
+SPECDEC_HD bool is_greedy(float temperature) {
+    return !(temperature >= kGreedyTemperature);
+}
 
 // c of the formula above. Exactly kLog2E for temperature 1; kept above 0, so that a logit of -inf
 // has probability 0 at an infinite temperature too.
@@ -37,6 +40,8 @@ SPECDEC_HD int64_t num_vocab_tiles(int64_t vocab_size) {
 }
 
 // A logit that makes its whole row unusable. -inf is normal: a token of probability 0.
-SPECDEC_HD bool is_bad_logit(float x) { return !(x < bits_float(0x7f800000u)); }
+SPECDEC_HD bool is_bad_logit(float x) {
+    return !(x < bits_float(0x7f800000u));
+}
 
 }  // namespace specdec

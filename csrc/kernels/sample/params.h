@@ -1,8 +1,8 @@
 // sample: one token per row from softmax(logits / temperature), or the argmax.
 //   greedy iff not temperature >= kGreedyTemperature (so NaN is greedy); else the number is
 //   uniform_at(seed, position, 0, kSample).
-//   A row with NaN or +inf, or without a finite logit: kTargetNan, the finite argmax (0 when there is
-//   none), logprob 0 and lse 0.
+//   A row with NaN or +inf, or without a finite logit: kTargetNan, the finite argmax (0 when there
+//   is none), logprob 0 and lse 0.
 #pragma once
 
 #include "isa.h"
