@@ -74,6 +74,11 @@ def demangle(names):
     return dict(zip(names, text.splitlines(), strict=True))
 
 
+def short(name):
+    """A kernel's name without the namespaces that all of them share."""
+    return re.sub(r"specdec::|cuda::|\(anonymous namespace\)::", "", name)[:100]
+
+
 def check_registrations():
     """The library loads beside a CPU torch and registers a CUDA kernel for every op."""
     import torch
@@ -105,7 +110,7 @@ def main():
         sys.exit(f"check_cuda: nothing compiled for {', '.join(sorted(wanted_archs - seen_archs))}")
     print(f"{'registers':>9} {'spill B':>8} {'stack B':>8}  {'arch':<7} kernel")
     for name, arch, registers, spills, stack in sorted(functions, key=lambda f: (nice[f[0]], f[1])):
-        print(f"{registers:>9} {spills:>8} {stack:>8}  {arch:<7} {nice[name][:100]}")
+        print(f"{registers:>9} {spills:>8} {stack:>8}  {arch:<7} {short(nice[name])}")
     spilled = [f for f in functions if f[3] > 0]
     if spilled:
         sys.exit(f"check_cuda: {len(spilled)} functions spill registers")

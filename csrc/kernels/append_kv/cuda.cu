@@ -1,9 +1,11 @@
 // append_kv on CUDA: for every row r with a valid slot s, cache[s] = row.
-//   Grid: x over (row, head, chunk) triples, y = 0 for K and 1 for V, 256 threads; a thread owns
-//   one chunk of a row: 16 bytes where pointers and strides allow it, else one element. Bytes
-//   moved: 2 R Hkv (D + Dv) elements, each once, plus slots. One launch. Determinism: a copy; two
-//   rows with the same slot are the caller's error.
+//   Grid: x = row, y = 0 for K and 1 for V; the threads of a block share the chunks of that row,
+//   all heads. A chunk is 16 bytes where pointers and strides allow it, else one element.
+//   Bytes moved: 2 R Hkv (D + Dv) elements, each once, plus slots. One launch.
+//   Determinism: a copy; two rows with the same slot are the caller's error.
 #include "kernel.h"
+
+#include <algorithm>
 
 #include "dispatch.h"
 #include "params.h"
@@ -15,8 +17,7 @@ struct alignas(16) Chunk16 {
     uint32_t word[4];
 };
 
-// --- Traits: what one thread moves
-// ----------------------------------------------------------------
+// --- Traits: what one thread moves ---------------------------------------------------------------
 template <class T>
 struct CopyTraits {  // T = Chunk16 for aligned rows of any type, else the element type
     using Source = T;
@@ -41,40 +42,31 @@ struct Side {
     int64_t scale_stride;
 };
 
-// --- Kernel
-// ---------------------------------------------------------------------------------------
+// --- Kernel --------------------------------------------------------------------------------------
 template <class Traits>
 __global__ void append_kv_kernel(Side<Traits> k, Side<Traits> v, IndexView slots) {
     const Side<Traits>& side = blockIdx.y == 0 ? k : v;
-    const int64_t chunks = side.rows.size[2], heads = side.rows.size[1];
-    const int64_t total = side.rows.size[0] * heads * chunks;
-    const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < total;
-         i += step) {
-        const int64_t row = i / (heads * chunks);
-        const int64_t rest = i - row * heads * chunks;
-        const int64_t head = rest / chunks, chunk = rest - head * chunks;
-        const int64_t place = slot_offset(side.cache, slots[row]);
-        if (place < 0) continue;
+    const int64_t row = blockIdx.x;
+    const int64_t place = slot_offset(side.cache, slots[row]);
+    if (place < 0) return;
+    const int chunks = static_cast<int>(side.rows.size[2]);
+    const int row_chunks = static_cast<int>(side.rows.size[1]) * chunks;
+    for (int i = threadIdx.x; i < row_chunks; i += blockDim.x) {
+        const int head = i / chunks, chunk = i - head * chunks;
         const float scale = side.scale == nullptr ? 1.0f : side.scale[head * side.scale_stride];
         side.cache.data[place + head * side.cache.stride[2] + chunk] =
             Traits::convert(side.rows.at(row, head)[chunk], scale);
     }
 }
 
-// --- Launch
-// ---------------------------------------------------------------------------------------
+// --- Launch --------------------------------------------------------------------------------------
 template <class Traits>
 Status launch(const Side<Traits>& k, const Side<Traits>& v, const IndexView& slots, Stream stream) {
-    constexpr int kThreads = 256;
-    constexpr int64_t kMaxBlocks = 1 << 16;  // beyond that the grid strides
-    const int64_t rows_heads = k.rows.size[0] * k.rows.size[1];
-    const int64_t most =
-        rows_heads * (k.rows.size[2] > v.rows.size[2] ? k.rows.size[2] : v.rows.size[2]);
-    const int64_t blocks = (most + kThreads - 1) / kThreads;
+    constexpr int64_t kMaxThreads = 256;
+    const int64_t chunks = k.rows.size[1] * std::max(k.rows.size[2], v.rows.size[2]);
     cu::LaunchCfg cfg;
-    cfg.grid = dim3(static_cast<unsigned>(blocks < kMaxBlocks ? blocks : kMaxBlocks), 2);
-    cfg.block = dim3(kThreads);
+    cfg.grid = dim3(static_cast<unsigned>(k.rows.size[0]), 2);
+    cfg.block = dim3(static_cast<unsigned>(std::min(kMaxThreads, (chunks + 31) / 32 * 32)));
     cfg.stream = stream;
     return cu::launch(cfg, append_kv_kernel<Traits>, k, v, slots);
 }

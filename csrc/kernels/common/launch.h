@@ -12,10 +12,9 @@ struct LaunchCfg {
     dim3 block{1, 1, 1};
     size_t smem = 0;  // bytes of dynamic shared memory: SmemLayout::bytes()
     Stream stream = nullptr;
-    bool cooperative = false;  // needed by ptx::grid_sync: every block is resident at once
-    bool programmatic =
-        false;  // may start before the previous kernel of the stream has ended; the
-                // kernel must call ptx::grid_dependency_wait() before reading its data
+    bool cooperative = false;   // needed by ptx::grid_sync: every block is resident at once
+    bool programmatic = false;  // may start before the previous kernel of the stream has ended; the
+        // kernel must call ptx::grid_dependency_wait() before reading its data
 };
 
 // Byte offsets of the arrays in dynamic shared memory. constexpr, so that a kernel and its launcher
