@@ -107,12 +107,13 @@ def test_slots_behind_2_to_31_elements(backend):
         pytest.skip("a view of 8 GB of address space does not fit the sanitizer's shadow memory")
     pages, stride = 2100, 2**20
     base = torch.empty(pages * stride, dtype=torch.bfloat16, device=backend.device)
-    cache = base.as_strided((pages, 1, 1, 8), (stride, 8, 8, 1))
-    slots = torch.tensor([0, 2047, 2048, 2099])
+    k_cache = base.as_strided((pages, 1, 1, 8), (stride, 8, 8, 1))
+    v_cache = base.as_strided((pages, 1, 1, 8), (stride, 8, 8, 1), 8)
+    slots = torch.tensor([0, 2047, 2048, 2099]).to(backend.device)
     k = torch.arange(32, dtype=torch.bfloat16).reshape(4, 1, 8)
-    on = backend.device
-    backend.ops.append_kv(k.to(on), k.to(on), cache, cache, slots.to(on))
-    assert_same(cache[slots.to(on), 0].cpu(), k)
+    backend.ops.append_kv(k.to(base.device), -k.to(base.device), k_cache, v_cache, slots)
+    assert_same(k_cache[slots, 0].cpu(), k)
+    assert_same(v_cache[slots, 0].cpu(), -k)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 40])
