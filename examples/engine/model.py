@@ -1,0 +1,136 @@
+"""Llama forward pass over the ragged rows of a batch, attention through the specdec operators."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kv_cache import PagedKvCache
+from engine.linear import linear
+
+ops = torch.ops.specdec
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    rope_theta: float
+    norm_eps: float
+    max_positions: int
+
+
+@dataclass
+class LayerWeights:
+    """Projections that read the same input are one matrix: fewer, larger products."""
+
+    attention_norm: Tensor  # [d]
+    qkv: Tensor  # [(Hq + 2 * Hkv) * D, d]
+    attention_out: Tensor  # [d, Hq * D]
+    ffn_norm: Tensor  # [d]
+    gate_up: Tensor  # [2 * ffn, d]
+    ffn_down: Tensor  # [d, ffn]
+
+    def to(self, *args) -> "LayerWeights":
+        return LayerWeights(**{name: value.to(*args) for name, value in vars(self).items()})
+
+
+@dataclass
+class LlamaWeights:
+    embedding: Tensor  # [V, d], also the output projection
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [d]
+
+    def to(self, *args) -> "LlamaWeights":
+        return LlamaWeights(
+            self.embedding.to(*args),
+            [layer.to(*args) for layer in self.layers],
+            self.final_norm.to(*args),
+        )
+
+
+@dataclass(frozen=True)
+class PassRows:
+    """The rows of one target pass. Rows past `cu_rows[-1]` are padding: they are computed, cost time,
+    write nothing to the cache and reach no request."""
+
+    token_ids: Tensor  # int64 [R]
+    positions: Tensor  # int64 [R]
+    slots: Tensor  # int64 [R], -1 writes nothing
+    cu_rows: Tensor  # int32 [B+1]
+    seq_lens: Tensor  # int32 [B], all KV of a request including this pass's rows
+    block_table: Tensor  # int32 [B, P]
+    max_rows: int  # no request has more rows
+
+
+class LlamaModel:
+    def __init__(self, config: LlamaConfig, weights: LlamaWeights):
+        self.config = config
+        self.weights = weights
+        self.device = weights.embedding.device
+        self.dtype = weights.embedding.dtype
+        self._cos, self._sin = rotary_tables(config, self.device)
+
+    def new_cache(self, num_pages: int, page_size: int) -> PagedKvCache:
+        c = self.config
+        return PagedKvCache(
+            c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, self.dtype, self.device
+        )
+
+    def forward(self, rows: PassRows, cache: PagedKvCache) -> Tensor:
+        """Hidden states [R, d] after the last layer; keys and values of the rows go into the cache."""
+        c = self.config
+        cos = self._cos[rows.positions].unsqueeze(1)
+        sin = self._sin[rows.positions].unsqueeze(1)
+        x = self.weights.embedding[rows.token_ids]
+        caches = zip(cache.keys, cache.values, strict=True)
+        for layer, (keys, values) in zip(self.weights.layers, caches, strict=True):
+            qkv = linear(self._norm(x, layer.attention_norm), layer.qkv)
+            qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+            turned = rotate(qkv[:, : c.num_heads + c.num_kv_heads], cos, sin)
+            q, k = turned[:, : c.num_heads], turned[:, c.num_heads :]
+            v = qkv[:, c.num_heads + c.num_kv_heads :]
+            ops.append_kv(k, v, keys, values, rows.slots)
+            attended, _ = ops.verify_attention(
+                q,
+                keys,
+                values,
+                rows.block_table,
+                rows.cu_rows,
+                rows.seq_lens,
+                max_rows=rows.max_rows,
+                mask="causal",
+            )
+            x = x + linear(attended.flatten(1), layer.attention_out)
+            gate, up = linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=1)
+            x = x + linear(functional.silu(gate) * up, layer.ffn_down)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits [R, V] of hidden states [R, d]. The most expensive matrix of a small
+        model, so prompt rows, whose logits nobody reads, must not come here."""
+        return linear(self._norm(hidden, self.weights.final_norm), self.weights.embedding)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.size(-1),), weight, self.config.norm_eps)
+
+
+def rotary_tables(config: LlamaConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of position * theta^(-2j/D), float32 [max_positions, D/2]."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents
+    angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), frequencies)
+    return angles.cos().to(device), angles.sin().to(device)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turns channel pairs (j, j + D/2) of x [R, H, D] by the angle of the row, in float32."""
+    low, high = x.float().chunk(2, dim=-1)
+    turned = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+    return turned.to(x.dtype)
