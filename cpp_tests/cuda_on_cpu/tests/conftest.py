@@ -13,6 +13,15 @@ def emu(request):
     return emulator.get(request.param)
 
 
+@pytest.fixture
+def hooks():
+    if "hooks" not in emulator.flavours():
+        pytest.skip("needs the hooks build")
+    emu = emulator.get("hooks")
+    emu.lib.emu_stats_reset()
+    return emu
+
+
 SCHEDULES = [("forward", 1), ("reverse", 1)] + [
     (order, seed) for order in ("random", "skewed") for seed in range(1, 7)
 ]

@@ -56,11 +56,11 @@ __global__ void transpose_kernel(const float* in, float* out, int rows, int colu
 }
 
 // c[m,n] = a[m,k] * b[k,n], both row-major and 16 bit; 64x64 tiles, four warps of 32x32, two stages
-// of cp.async. m and n multiples of 64, k of 32.
+// of cp.async. m, n, k multiples of 64.
 template <class T>
 struct MatmulPlan {
     static constexpr int kTile = 64;
-    static constexpr int kDepth = 32;
+    static constexpr int kDepth = 64;
     static constexpr int kStages = 2;
     static constexpr int kStrideA = kDepth + 8;  // rows start 4 banks apart
     static constexpr int kStrideB = kTile + 8;

@@ -32,7 +32,7 @@ def test_transpose(emu, schedule):
 
 def test_matmul(emu, schedule):
     rng = np.random.default_rng(2)
-    m, n, k = 64, 128, 96
+    m, n, k = 64, 128, 192
     a, a_codes = to_bf16(rng.integers(-8, 9, (m, k)) / 8)
     b, b_codes = to_bf16(rng.integers(-8, 9, (k, n)) / 8)
     want = a @ b  # exact: few bits, short sums
