@@ -4,6 +4,18 @@
 
 SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     // --- Verification --------------------------------------------------------------------------
+    // Accepts a prefix of each request's drafts so that the emitted tokens have the target's law.
+    m.def(
+        "verify_chain(Tensor target_logits, Tensor input_ids, Tensor cu_rows, Tensor seeds, "
+        "Tensor positions, SymInt max_drafts, *, SymInt vocab_size, Tensor? draft_logits=None, "
+        "Tensor? draft_rows=None, Tensor? draft_temperature=None, Tensor? draft_is_one_hot=None, "
+        "str method=\"token\", Tensor? temperature=None) -> (Tensor tokens, Tensor num_accepted, "
+        "Tensor status, Tensor logprobs, Tensor top_ids, Tensor top_logprobs)");
+    // One token per row from softmax(logits / temperature), with its log-probability.
+    m.def(
+        "sample(Tensor logits, Tensor seeds, Tensor positions, *, SymInt vocab_size, "
+        "Tensor? temperature=None) -> (Tensor tokens, Tensor logprob, Tensor lse, Tensor status, "
+        "Tensor top_ids, Tensor top_logprobs)");
     // Attention of the rows of a verification pass over a paged KV cache: out and its log-sum-exp.
     m.def(
         "verify_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "

@@ -6,7 +6,14 @@ cuda_reason = _load.load()  # why the CUDA kernels cannot run here; "" where the
 
 from specdec_ext._load import build_info  # noqa: E402
 from specdec_ext._philox import philox4x32  # noqa: E402
-from specdec_ext.ops import append_kv, cpu_isa, op_names, verify_attention  # noqa: E402
+from specdec_ext.ops import (  # noqa: E402
+    append_kv,
+    cpu_isa,
+    op_names,
+    sample,
+    verify_attention,
+    verify_chain,
+)
 
 __version__ = build_info().get("version", "0+unknown")
 
@@ -17,5 +24,7 @@ __all__ = [
     "cuda_reason",
     "op_names",
     "philox4x32",
+    "sample",
     "verify_attention",
+    "verify_chain",
 ]

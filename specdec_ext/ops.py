@@ -13,7 +13,7 @@ _ops = torch.ops.specdec
 
 def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
-    return ["append_kv", "verify_attention"]
+    return ["append_kv", "sample", "verify_attention", "verify_chain"]
 
 
 def cpu_isa() -> str:
@@ -128,3 +128,157 @@ def _verify_attention_fake(
     rows, heads, _ = q.shape
     out = q.new_empty(rows, heads, v_cache.shape[3])
     return out, q.new_empty(rows, heads, dtype=torch.float32)
+
+
+def sample(
+    logits: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    vocab_size: int,
+    temperature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Draw one token per row from ``softmax(logits / temperature)``, in one pass over the logits.
+
+    ``tokens[r]`` is the id at u of the row's cumulative law in vocabulary order (half-open buckets),
+    with the one uniform u of (``seeds[r]``, ``positions[r]``, SAMPLE). Below temperature 1e-5 it is
+    the argmax, lowest id on ties. A row's result depends on that row alone, bit for bit.
+
+    Args:
+        logits: ``[R, >= vocab_size]`` float32, float16 or bfloat16, last dimension dense, any row
+            stride. Columns past vocab_size are ignored. -inf is a token of probability 0.
+        seeds: int64 ``[R]``, the seed of the request that the row belongs to.
+        positions: int32 or int64 ``[R]``, absolute position of the token fed at the row.
+        vocab_size: V.
+        temperature: float32 ``[R]``, None is 1. Greedy and sampled rows mix freely.
+
+    Returns:
+        tokens: int64 ``[R]``.
+        logprob: float32 ``[R]``, log-probability of the token at temperature 1.
+        lse: float32 ``[R]``, natural logarithm of the sum of exp(logits).
+        status: int32 ``[R]``; 1 (TARGET_NAN) for a row with NaN or +inf or without a finite logit:
+            its token is the finite argmax (0 when there is none), its logprob and lse are 0.
+        top_ids, top_logprobs: ``[R, 0]``.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+    """
+    return _ops.sample(logits, seeds, positions, vocab_size=vocab_size, temperature=temperature)
+
+
+@torch.library.register_fake("specdec::sample")
+def _sample_fake(logits, seeds, positions, *, vocab_size, temperature=None):
+    rows = logits.shape[0]
+    return (
+        logits.new_empty(rows, dtype=torch.int64),
+        logits.new_empty(rows, dtype=torch.float32),
+        logits.new_empty(rows, dtype=torch.float32),
+        logits.new_empty(rows, dtype=torch.int32),
+        logits.new_empty((rows, 0), dtype=torch.int64),
+        logits.new_empty((rows, 0), dtype=torch.float32),
+    )
+
+
+def verify_chain(
+    target_logits: Tensor,
+    input_ids: Tensor,
+    cu_rows: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    max_drafts: int,
+    *,
+    vocab_size: int,
+    draft_logits: Tensor | None = None,
+    draft_rows: Tensor | None = None,
+    draft_temperature: Tensor | None = None,
+    draft_is_one_hot: Tensor | None = None,
+    method: str = "token",
+    temperature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Accept a prefix of each request's drafts, then draw one token: the output has the target's law.
+
+    Request b owns rows ``cu_rows[b] .. cu_rows[b+1]-1``: its anchor, then its
+    ``K_b = min(rows - 1, max_drafts)`` drafts. With p = softmax(target row / temperature) and
+    q = softmax(draft row / draft_temperature), draft x of row j is accepted iff ``u * q(x) < p(x)``;
+    at the first rejection the token is drawn from ``max(p - q, 0)`` (from p when its mass is below
+    1e-6), after K_b accepted drafts from p of the last row. A greedy request (temperature < 1e-5)
+    accepts while the draft is the argmax, lowest id on ties. Random numbers: Philox of (seed,
+    position of the anchor, draft number, purpose), see docs/conventions.md. A request's result
+    depends on that request alone, bit for bit.
+
+    For sampled requests the law is the target's only if q is the law that the drafts were drawn
+    from: drafts chosen without chance (argmax, prompt lookup) need the one-hot form.
+
+    Args:
+        target_logits: ``[R, >= vocab_size]`` float32, float16 or bfloat16, last dimension dense.
+            Rows past ``cu_rows[B]`` (graph padding) are not read.
+        input_ids: int32 or int64 ``[R]``. A draft of -1 ends its request's chain: the next token comes
+            from that row's target law, as if there were no rows behind it.
+        cu_rows: int32 ``[B+1]``, non-decreasing; clamped to 0..R. A request without rows is inactive.
+        seeds: int64 ``[B]``.
+        positions: int32 or int64 ``[B]``, absolute position of the anchor.
+        max_drafts: K, at least 0.
+        vocab_size: V.
+        draft_logits: ``[B', K, >= vocab_size]`` float32, float16 or bfloat16: row j is the one that
+            draft j+1 was drawn from. None: every draft is one-hot (q(x) = 1).
+        draft_rows: int32 ``[B]``, row of draft_logits of each request, -1 for one-hot. None: row b.
+        draft_temperature: float32 ``[B]``; None is 1, below 1e-5 the draft is one-hot.
+        draft_is_one_hot: bool ``[B]``, requests whose drafts were chosen without chance.
+        method: "token".
+        temperature: float32 ``[B]``; None is 1. Greedy and sampled requests mix freely.
+
+    Returns:
+        tokens: ``[B, K+1]`` in the dtype of input_ids: accepted drafts, the token after them, then -1.
+        num_accepted: int32 ``[B]``.
+        status: int32 ``[B]``, of what verification reached: 1 TARGET_NAN (the last token is the finite
+            argmax), 2 DRAFT_NAN (the chain ends before that draft), 4 BAD_ID (a draft id outside the
+            vocabulary other than -1, taken as -1).
+        logprobs: float32 ``[B, K+1]``, zeros.
+        top_ids, top_logprobs: ``[B, K+1, 0]``.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.verify_chain(
+        target_logits,
+        input_ids,
+        cu_rows,
+        seeds,
+        positions,
+        max_drafts,
+        vocab_size=vocab_size,
+        draft_logits=draft_logits,
+        draft_rows=draft_rows,
+        draft_temperature=draft_temperature,
+        draft_is_one_hot=draft_is_one_hot,
+        method=method,
+        temperature=temperature,
+    )
+
+
+@torch.library.register_fake("specdec::verify_chain")
+def _verify_chain_fake(
+    target_logits,
+    input_ids,
+    cu_rows,
+    seeds,
+    positions,
+    max_drafts,
+    *,
+    vocab_size,
+    draft_logits=None,
+    draft_rows=None,
+    draft_temperature=None,
+    draft_is_one_hot=None,
+    method="token",
+    temperature=None,
+):
+    batch, width = cu_rows.shape[0] - 1, max_drafts + 1
+    return (
+        target_logits.new_empty((batch, width), dtype=input_ids.dtype),
+        target_logits.new_empty(batch, dtype=torch.int32),
+        target_logits.new_empty(batch, dtype=torch.int32),
+        target_logits.new_empty((batch, width), dtype=torch.float32),
+        target_logits.new_empty((batch, width, 0), dtype=input_ids.dtype),
+        target_logits.new_empty((batch, width, 0), dtype=torch.float32),
+    )

@@ -98,6 +98,11 @@ Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dty
     return torch::stable::new_empty(like, sizes, scalar_type_of(dtype));
 }
 
+Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype) {
+    Tensor t = empty_on(like, sizes, dtype);
+    return torch::stable::zero_(t);
+}
+
 Launch::Launch(const char* op, const Tensor& on) : op_(op) {
 #if defined(SPECDEC_BACKEND_CUDA)
     guard_.emplace(on.get_device_index());

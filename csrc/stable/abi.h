@@ -33,6 +33,7 @@ using TensorList = std::vector<Tensor>;
 std::optional<DType> dtype_of(const Tensor& t);  // nullopt: a type no op takes
 const char* dtype_name(DType dtype);
 Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
+Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 
 // One op call on one backend: makes the tensors' device current, knows the stream, and in emulated
 // builds registers every tensor it hands out, so that an access outside any of them is reported.

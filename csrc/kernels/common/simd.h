@@ -67,6 +67,15 @@ SPECDEC_SIMD void store(float* at, V16 x){SPECDEC_EACH_PART(
             << 16))
     return r;
 }
+#if !defined(__AVX2__) && !defined(__AVX512F__)
+// Not inlined: unrolled into every kernel, these lane by lane loops would take minutes to compile.
+inline __attribute__((noinline)) void convert_lanes(const f16* at, float* lanes) {
+    for (int l = 0; l < kLanes; ++l) lanes[l] = to_float(at[l]);
+}
+inline __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
+    for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
+}
+#endif
 SPECDEC_SIMD V16 load(const f16* at) {
     V16 r;
 #if defined(__AVX512F__)
@@ -76,9 +85,9 @@ SPECDEC_SIMD V16 load(const f16* at) {
     SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_cvtph_ps(_mm_loadu_si128(
                           reinterpret_cast<const __m128i*>(at + i * kNativeLanes)))))
 #else
-    for (int lane = 0; lane < kLanes; ++lane) {
-        r.part[lane / kNativeLanes][lane % kNativeLanes] = to_float(at[lane]);
-    }
+    alignas(16) float lanes[kLanes];
+    convert_lanes(at, lanes);
+    r = load(lanes);
 #endif
     return r;
 }
@@ -174,12 +183,30 @@ SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
                           reinterpret_cast<__m256>(a.part[i]), reinterpret_cast<__m256>(b.part[i]),
                           reinterpret_cast<__m256>(c.part[i]))))
 #else
-    for (int lane = 0; lane < kLanes; ++lane) {
-        const int i = lane / kNativeLanes, j = lane % kNativeLanes;
-        r.part[i][j] = __builtin_fmaf(a.part[i][j], b.part[i][j], c.part[i][j]);
-    }
+    alignas(16) float lanes[3][kLanes];
+    store(lanes[0], a);
+    store(lanes[1], b);
+    store(lanes[2], c);
+    fma_lanes(lanes[0], lanes[1], lanes[2]);
+    r = load(lanes[2]);
 #endif
     return r;
+}
+
+// Whether a comparison holds in every lane, or in any.
+SPECDEC_SIMD bool all_lanes(I16 x) {
+    NativeInt both = x.part[0];
+    for (int i = 1; i < kParts; ++i) both &= x.part[i];
+    int32_t all = -1;
+    for (int l = 0; l < kNativeLanes; ++l) all &= both[l];
+    return all != 0;
+}
+SPECDEC_SIMD bool any_lane(I16 x) {
+    NativeInt either = x.part[0];
+    for (int i = 1; i < kParts; ++i) either |= x.part[i];
+    int32_t any = 0;
+    for (int l = 0; l < kNativeLanes; ++l) any |= either[l];
+    return any != 0;
 }
 
 // Over the lanes, as the tree (l, l+8), (l, l+4), (l, l+2), (0, 1).

@@ -1,0 +1,394 @@
+// One row of logits on the CPU: statistics, probabilities and draws of its law (token_law.h).
+//
+// A row is read from memory once, in tiles of 4096 entries: the tile's maximum, then the sum of
+// exponentials while the tile lies in the first cache. Drawing needs one tile again. A residual is
+// the only thing that reads a row a second time.
+// Determinism: a tile is 16 blocks of 256 entries, a block 16 vectors of 16 lanes; lanes, blocks
+// and tiles are summed in fixed order, so threads (over rows, or over the tiles of one row) and
+// instruction sets change no bit.
+#pragma once
+
+#include <vector>
+
+#include "parallel.h"
+#include "softmax.h"
+#include "token_law.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+constexpr int64_t kVocabBlock = 256;
+constexpr int64_t kBlocksPerTile = kVocabTile / kVocabBlock;
+constexpr int64_t kTileGrain = 4;  // tiles per thread below which waking one costs more than it saves
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Lanes i..i+15 of a row of n entries; lanes past its end hold -inf, which has probability 0.
+template <class T>
+SPECDEC_SIMD V16 row_lanes(const T* row, int64_t i, int64_t n) {
+    if (i + kLanes <= n) return load(row + i);
+    alignas(64) float lane[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l) lane[l] = i + l < n ? to_float(row[i + l]) : kMinusInfinity;
+    return load(lane);
+}
+
+// --- 1. What a tile holds -------------------------------------------------------------------------
+// Entries of a law, up to a factor: 2^((x - max) * c).
+template <class T>
+struct LawEntries {
+    const T* row;
+    float max, c;
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        return exp2_product(row_lanes(row, i, n) - set1(max), set1(c));
+    }
+};
+
+// The same without one id: the residual of a one-hot draft.
+template <class T>
+struct LawEntriesWithout {
+    LawEntries<T> law;
+    int64_t id;  // relative to the tile; outside it: nothing is left out
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        const I16 here = lane_numbers() == set1(static_cast<int32_t>(id - i));
+        return select(here, set1(0.0f), law.lanes(i, n));
+    }
+};
+
+// Probabilities of a law: 2^((x - max) * c - log2_sum).
+template <class T>
+struct Probabilities {
+    const T* row;
+    float max, c, log2_sum;
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        const V16 exponent = fma(row_lanes(row, i, n) - set1(max), set1(c), set1(-log2_sum));
+        return exp2_product(exponent, set1(1.0f));
+    }
+};
+
+// max(p - q, 0).
+template <class T, class Q>
+struct ResidualEntries {
+    Probabilities<T> p;
+    Probabilities<Q> q;
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        return max(p.lanes(i, n) - q.lanes(i, n), set1(0.0f));
+    }
+};
+
+// --- 2. Sums over a tile --------------------------------------------------------------------------
+template <class Entries>
+SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end) {
+    V16 sum = set1(0.0f);
+    if (end - begin == kVocabBlock) {
+        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, i + kLanes);
+    } else {
+        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
+    }
+    return sum;
+}
+
+template <class Entries>
+float tile_sum(const Entries& entries, int64_t n) {
+    V16 sum = set1(0.0f);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        sum = sum + block_lanes_sum(entries, begin, end);
+    }
+    return sum_lanes(sum);
+}
+
+struct TilePeak {
+    float max;
+    bool usable;  // neither NaN nor +inf
+};
+
+template <class T>
+TilePeak tile_peak(const T* x, int64_t n) {
+    const V16 infinity = set1(__builtin_inff());
+    V16 best0 = set1(kMinusInfinity), best1 = best0;
+    I16 good0 = set1(-1), good1 = good0;
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
+        best0 = max(x0, best0);
+        best1 = max(x1, best1);
+        good0 = good0 & (x0 < infinity);
+        good1 = good1 & (x1 < infinity);
+    }
+    for (; i < n; i += kLanes) {
+        const V16 x0 = row_lanes(x, i, n);
+        best0 = max(x0, best0);
+        good0 = good0 & (x0 < infinity);
+    }
+    return {max_lanes(max(best0, best1)), all_lanes(good0 & good1)};
+}
+
+// --- 3. A row -------------------------------------------------------------------------------------
+constexpr int kMaxScales = 2;
+
+struct Tile {
+    float max;
+    float sum[kMaxScales];  // one per exponent scale
+    bool usable;
+};
+
+// log2 for 1 <= x in plain double operations: the same bits everywhere, which no libm promises.
+inline double log2_of(double x) {
+    uint64_t bits;
+    memcpy(&bits, &x, 8);
+    int64_t exponent = static_cast<int64_t>(bits >> 52) - 1023;
+    bits = (bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull;
+    double m;
+    memcpy(&m, &bits, 8);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        exponent += 1;
+    }
+    const double z = (m - 1.0) / (m + 1.0), z2 = z * z;  // |z| < 0.172: atanh series to 1e-17
+    double series = 0.0;
+    for (int k = 21; k >= 1; k -= 2) series = series * z2 + 1.0 / k;
+    return static_cast<double>(exponent) + 2.0 / kLn2 * (z * series);
+}
+
+// Reads a row and answers for its law. Reused from row to row, so that its vectors are allocated
+// once per thread.
+template <class T>
+class Row {
+  public:
+    // scales: the exponent scales c of the laws wanted (none for a greedy row).
+    void read(const T* row, int64_t vocab_size, const float* scales, int num_scales,
+              bool across_tiles) {
+        row_ = row;
+        vocab_size_ = vocab_size;
+        tiles_.resize(num_vocab_tiles(vocab_size));
+        const auto read_tiles = [&](int64_t begin, int64_t end) {
+            for (int64_t t = begin; t < end; ++t) {
+                const TilePeak peak = tile_peak(tile_row(t), tile_size(t));
+                tiles_[t].max = peak.max;
+                tiles_[t].usable = peak.usable;
+                for (int k = 0; k < num_scales; ++k) {
+                    const LawEntries<T> entries{tile_row(t), peak.max, scales[k]};
+                    tiles_[t].sum[k] = tile_sum(entries, tile_size(t));
+                }
+            }
+        };
+        over_tiles(across_tiles, read_tiles);
+        max_ = kMinusInfinity;
+        usable_ = true;
+        for (const Tile& tile : tiles_) {
+            max_ = tile.max > max_ ? tile.max : max_;
+            usable_ = usable_ && tile.usable;
+        }
+        usable_ = usable_ && max_ > kMinusInfinity;
+    }
+
+    // A row with NaN or +inf, or without any finite logit, has no law.
+    bool usable() const { return usable_; }
+    float max() const { return max_; }
+    float logit(int64_t id) const { return to_float(row_[id]); }
+
+    // Lowest id of the largest logit of a usable row.
+    int64_t argmax() const {
+        int64_t t = 0;
+        while (tiles_[t].max != max_) ++t;
+        const T* x = tile_row(t);
+        for (int64_t begin = 0;; begin += kVocabBlock) {
+            const int64_t size = tile_size(t);
+            const int64_t end = begin + kVocabBlock < size ? begin + kVocabBlock : size;
+            I16 here = set1(0);
+            for (int64_t i = begin; i < end; i += kLanes) {
+                here = here | (row_lanes(x, i, end) == set1(max_));
+            }
+            if (!any_lane(here)) continue;
+            int64_t i = begin;
+            while (to_float(x[i]) != max_) ++i;
+            return t * kVocabTile + i;
+        }
+    }
+
+    // Lowest id of the largest finite logit of any row, 0 when there is none.
+    int64_t finite_argmax() const {
+        int64_t best = 0;
+        float largest = kMinusInfinity;
+        for (int64_t v = 0; v < vocab_size_; ++v) {
+            const float x = logit(v);
+            if (!is_bad_logit(x) && x > largest) {
+                largest = x;
+                best = v;
+            }
+        }
+        return best;
+    }
+
+    // Chooses the law that the functions below speak of: number k of read(), with its scale.
+    void choose_law(int k, float scale) {
+        c_ = scale;
+        masses_.resize(tiles_.size());
+        total_ = 0.0;
+        for (size_t t = 0; t < tiles_.size(); ++t) {
+            masses_[t] = tiles_[t].sum[k] * tile_factor(t);
+            total_ += masses_[t];
+        }
+        log2_total_ = log2_of(total_);
+    }
+
+    // log2 of the sum of 2^((x - max) * c).
+    double log2_sum() const { return log2_total_; }
+
+    Probabilities<T> probabilities(int64_t tile) const {
+        return {tile_row(tile), max_, c_, static_cast<float>(log2_total_)};
+    }
+
+    float probability(int64_t id) const {
+        alignas(64) float lane[kLanes];
+        store(lane, probabilities(0).lanes(id, id + 1));
+        return lane[0];
+    }
+
+    // The id at u of the law, by inverse CDF in vocabulary order.
+    int64_t draw(float u) { return draw_from(u, masses_, total_, LawTile{*this}); }
+
+    // The id at u of the law without `id`; of the law itself when nothing is left.
+    int64_t draw_without(int64_t id, float u) {
+        const int64_t t = id / kVocabTile;
+        rest_ = masses_;
+        rest_[t] = tile_sum(entries_without(t, id), tile_size(t)) * tile_factor(t);
+        const double rest = sum_of(rest_);
+        if (rest < kMinResidualMass * total_) return draw(u);
+        return draw_from(u, rest_, rest, LawWithoutTile{*this, id});
+    }
+
+    // The id at u of max(p - q, 0), normalised; of p when that has no mass.
+    template <class Q>
+    int64_t draw_residual(const Row<Q>& draft, float u, bool across_tiles) {
+        rest_.resize(tiles_.size());
+        over_tiles(across_tiles, [&](int64_t begin, int64_t end) {
+            for (int64_t t = begin; t < end; ++t) {
+                rest_[t] = tile_sum(residual(draft, t), tile_size(t));
+            }
+        });
+        const double rest = sum_of(rest_);
+        if (rest < kMinResidualMass) return draw(u);
+        return draw_from(u, rest_, rest, ResidualTile<Q>{*this, draft});
+    }
+
+    int64_t tile_size(int64_t t) const {
+        const int64_t left = vocab_size_ - t * kVocabTile;
+        return left < kVocabTile ? left : kVocabTile;
+    }
+
+  private:
+    // Entries of one tile, in any unit of its own.
+    struct LawTile {
+        const Row& row;
+        LawEntries<T> operator()(int64_t t) const { return row.entries(t); }
+    };
+    struct LawWithoutTile {
+        const Row& row;
+        int64_t id;
+        LawEntriesWithout<T> operator()(int64_t t) const { return row.entries_without(t, id); }
+    };
+    template <class Q>
+    struct ResidualTile {
+        const Row& row;
+        const Row<Q>& draft;
+        ResidualEntries<T, Q> operator()(int64_t t) const { return row.residual(draft, t); }
+    };
+
+    const T* tile_row(int64_t t) const { return row_ + t * kVocabTile; }
+    LawEntries<T> entries(int64_t t) const { return {tile_row(t), tiles_[t].max, c_}; }
+    LawEntriesWithout<T> entries_without(int64_t t, int64_t id) const {
+        const int64_t local = id - t * kVocabTile;
+        return {entries(t), local >= 0 && local < kVocabTile ? local : -1 - kVocabTile};
+    }
+    template <class Q>
+    ResidualEntries<T, Q> residual(const Row<Q>& draft, int64_t t) const {
+        return {probabilities(t), draft.probabilities(t)};
+    }
+
+    // Tile sums are relative to the tile's maximum; this makes them relative to the row's.
+    double tile_factor(int64_t t) const {
+        alignas(64) float lane[kLanes];
+        store(lane, exp2_product(set1(tiles_[t].max - max_), set1(c_)));
+        return lane[0];
+    }
+
+    static double sum_of(const std::vector<double>& masses) {
+        double sum = 0.0;
+        for (double mass : masses) sum += mass;
+        return sum;
+    }
+
+    template <class F>
+    void over_tiles(bool in_parallel, const F& fn) const {
+        const int64_t n = static_cast<int64_t>(tiles_.size());
+        if (in_parallel) {
+            parallel_for(0, n, kTileGrain, fn);
+        } else {
+            fn(0, n);
+        }
+    }
+
+    // Half-open buckets: the first id whose running sum exceeds u * total. Tiles, blocks and entries
+    // are walked in turn; where rounding lets the walk fall off the end of a block, it ends at the
+    // last id with a positive mass, so no id of probability 0 can come out.
+    template <class MakeEntries>
+    int64_t draw_from(float u, const std::vector<double>& masses, double total,
+                      const MakeEntries& make_entries) const {
+        double target = static_cast<double>(u) * total;
+        int64_t t = 0, last = 0;
+        for (; t < static_cast<int64_t>(masses.size()); ++t) {
+            if (masses[t] > 0.0) last = t;
+            if (masses[t] > target) break;
+            target -= masses[t];
+        }
+        double fraction = target / masses[last];
+        if (t == static_cast<int64_t>(masses.size())) fraction = 1.0;
+        return last * kVocabTile + draw_in_tile(make_entries(last), tile_size(last), fraction);
+    }
+
+    template <class Entries>
+    static int64_t draw_in_tile(const Entries& entries, int64_t n, double fraction) {
+        double block_mass[kBlocksPerTile];
+        double total = 0.0;
+        for (int64_t b = 0; b * kVocabBlock < n; ++b) {
+            const int64_t begin = b * kVocabBlock;
+            const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+            block_mass[b] = sum_lanes(block_lanes_sum(entries, begin, end));
+            total += block_mass[b];
+        }
+        double target = fraction * total;
+        int64_t block = 0;
+        for (int64_t b = 0; b * kVocabBlock < n; ++b) {
+            if (block_mass[b] > 0.0) block = b;
+            if (block_mass[b] > target) break;
+            target -= block_mass[b];
+        }
+        const int64_t begin = block * kVocabBlock;
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        int64_t last = begin;
+        for (int64_t i = begin; i < end; i += kLanes) {
+            alignas(64) float lane[kLanes];
+            store(lane, entries.lanes(i, end));
+            for (int64_t l = 0; l < kLanes && i + l < end; ++l) {
+                if (lane[l] > 0.0f) last = i + l;
+                if (lane[l] > target) return last;
+                target -= lane[l];
+            }
+        }
+        return last;
+    }
+
+    const T* row_ = nullptr;
+    int64_t vocab_size_ = 0;
+    float max_ = 0.0f;
+    bool usable_ = false;
+    float c_ = 0.0f;
+    double total_ = 0.0, log2_total_ = 0.0;
+    std::vector<Tile> tiles_;
+    std::vector<double> masses_, rest_;
+};
+
+}  // namespace specdec::cpu::SPECDEC_ISA
