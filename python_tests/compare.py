@@ -76,3 +76,26 @@ def assert_close(got, oracle, peer=None, what="result", magnitude=None):
         f"{what}: error {float(error.max()):.3g} at {index} above {allowed:.3g}: "
         f"{got64[index].item()} wanted {oracle[index].item()}"
     )
+
+
+# Decisions given their random numbers: exact, except where the float64 threshold lies within this
+# distance (of a cumulative law; relative, of u * q against p). It bounds the float32 rounding of a
+# probability: 2^-24 of an exponent of up to 2^6, plus the errors of exp2 and of the row's sum.
+DECISION_BAND = 4e-6
+
+
+def assert_decisions(got, allowed, what="decision"):
+    """Every decision is the oracle's, or one that crosses a threshold within DECISION_BAND.
+
+    got: one decision per case. allowed: per case the oracle's decisions for that band, the exact one
+    first. Returns the number of crossings, which must be rare.
+    """
+    crossings = 0
+    for i, (mine, decisions) in enumerate(zip(got, allowed, strict=True)):
+        if mine == decisions[0]:
+            continue
+        crossings += 1
+        assert mine in decisions, f"{what} {i}: {mine}, wanted {decisions[0]} (band: {decisions[1:4]})"
+    limit = 1 + len(allowed) // 100
+    assert crossings <= limit, f"{what}: {crossings} of {len(allowed)} cross a threshold"
+    return crossings

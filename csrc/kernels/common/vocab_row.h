@@ -66,14 +66,14 @@ struct Probabilities {
     }
 };
 
-// max(p - q, 0).
-template <class T, class Q>
+// max(p - q, 0), with the tile's q computed before.
+template <class T>
 struct ResidualEntries {
     Probabilities<T> p;
-    Probabilities<Q> q;
+    const float* q;  // [kVocabTile]
 
     SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
-        return max(p.lanes(i, n) - q.lanes(i, n), set1(0.0f));
+        return max(p.lanes(i, n) - load(q + i), set1(0.0f));
     }
 };
 
@@ -97,6 +97,12 @@ float tile_sum(const Entries& entries, int64_t n) {
         sum = sum + block_lanes_sum(entries, begin, end);
     }
     return sum_lanes(sum);
+}
+
+// Entries of a tile of n in memory; room for kVocabTile. Behind the n-th: zeros to a whole vector.
+template <class Entries>
+void store_tile(const Entries& entries, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; i += kLanes) store(out + i, entries.lanes(i, n));
 }
 
 struct TilePeak {
@@ -125,7 +131,53 @@ TilePeak tile_peak(const T* x, int64_t n) {
     return {max_lanes(max(best0, best1)), all_lanes(good0 & good1)};
 }
 
-// --- 3. A row -------------------------------------------------------------------------------------
+// --- 3. Draws: half-open buckets, the first id whose running sum exceeds the target ----------------
+// Where rounding lets a walk fall off the end, it ends at the last place with a positive mass, so no
+// id of probability 0 can come out.
+struct TilePlace {
+    int64_t tile;
+    double fraction;  // of the tile's mass
+};
+
+inline TilePlace find_tile(const std::vector<double>& masses, double target) {
+    int64_t last = 0;
+    for (int64_t t = 0; t < static_cast<int64_t>(masses.size()); ++t) {
+        if (masses[t] > 0.0) last = t;
+        if (masses[t] > target) return {t, target / masses[t]};
+        target -= masses[t];
+    }
+    return {last, 1.0};
+}
+
+inline int64_t find_in_tile(const float* entries, int64_t n, double fraction) {
+    double block_mass[kBlocksPerTile];
+    double total = 0.0;
+    const int64_t num_blocks = (n + kVocabBlock - 1) / kVocabBlock;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+        const int64_t end = (b + 1) * kVocabBlock < n ? (b + 1) * kVocabBlock : n;
+        V16 sum = set1(0.0f);
+        for (int64_t i = b * kVocabBlock; i < end; i += kLanes) sum = sum + load(entries + i);
+        block_mass[b] = sum_lanes(sum);
+        total += block_mass[b];
+    }
+    double target = fraction * total;
+    int64_t block = 0;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+        if (block_mass[b] > 0.0) block = b;
+        if (block_mass[b] > target) break;
+        target -= block_mass[b];
+    }
+    int64_t last = block * kVocabBlock;
+    const int64_t end = last + kVocabBlock < n ? last + kVocabBlock : n;
+    for (int64_t i = last; i < end; ++i) {
+        if (entries[i] > 0.0f) last = i;
+        if (entries[i] > target) break;
+        target -= entries[i];
+    }
+    return last;
+}
+
+// --- 4. A row -------------------------------------------------------------------------------------
 constexpr int kMaxScales = 2;
 
 struct Tile {
@@ -247,67 +299,58 @@ class Row {
         return lane[0];
     }
 
+    // Probabilities of tile t, room for kVocabTile.
+    void store_probabilities(int64_t t, float* out) const {
+        store_tile(probabilities(t), tile_size(t), out);
+    }
+
     // The id at u of the law, by inverse CDF in vocabulary order.
-    int64_t draw(float u) { return draw_from(u, masses_, total_, LawTile{*this}); }
+    int64_t draw(float u) const {
+        const TilePlace place = find_tile(masses_, u * total_);
+        return finish_draw(place, entries(place.tile));
+    }
 
     // The id at u of the law without `id`; of the law itself when nothing is left.
     int64_t draw_without(int64_t id, float u) {
-        const int64_t t = id / kVocabTile;
+        const int64_t own = id / kVocabTile;
+        const auto entries_without = [&](int64_t t) {
+            return LawEntriesWithout<T>{entries(t), t == own ? id - t * kVocabTile : -kVocabTile};
+        };
         rest_ = masses_;
-        rest_[t] = tile_sum(entries_without(t, id), tile_size(t)) * tile_factor(t);
+        rest_[own] = tile_sum(entries_without(own), tile_size(own)) * tile_factor(own);
         const double rest = sum_of(rest_);
         if (rest < kMinResidualMass * total_) return draw(u);
-        return draw_from(u, rest_, rest, LawWithoutTile{*this, id});
+        const TilePlace place = find_tile(rest_, u * rest);
+        return finish_draw(place, entries_without(place.tile));
     }
 
     // The id at u of max(p - q, 0), normalised; of p when that has no mass.
-    template <class Q>
-    int64_t draw_residual(const Row<Q>& draft, float u, bool across_tiles) {
+    template <class Draft>
+    int64_t draw_residual(const Draft& draft, float u, bool across_tiles) {
         rest_.resize(tiles_.size());
         over_tiles(across_tiles, [&](int64_t begin, int64_t end) {
+            alignas(64) float q[kVocabTile];
             for (int64_t t = begin; t < end; ++t) {
-                rest_[t] = tile_sum(residual(draft, t), tile_size(t));
+                draft.store_probabilities(t, q);
+                rest_[t] = tile_sum(ResidualEntries<T>{probabilities(t), q}, tile_size(t));
             }
         });
         const double rest = sum_of(rest_);
         if (rest < kMinResidualMass) return draw(u);
-        return draw_from(u, rest_, rest, ResidualTile<Q>{*this, draft});
+        const TilePlace place = find_tile(rest_, u * rest);
+        alignas(64) float q[kVocabTile];
+        draft.store_probabilities(place.tile, q);
+        return finish_draw(place, ResidualEntries<T>{probabilities(place.tile), q});
     }
 
+  private:
     int64_t tile_size(int64_t t) const {
         const int64_t left = vocab_size_ - t * kVocabTile;
         return left < kVocabTile ? left : kVocabTile;
     }
 
-  private:
-    // Entries of one tile, in any unit of its own.
-    struct LawTile {
-        const Row& row;
-        LawEntries<T> operator()(int64_t t) const { return row.entries(t); }
-    };
-    struct LawWithoutTile {
-        const Row& row;
-        int64_t id;
-        LawEntriesWithout<T> operator()(int64_t t) const { return row.entries_without(t, id); }
-    };
-    template <class Q>
-    struct ResidualTile {
-        const Row& row;
-        const Row<Q>& draft;
-        ResidualEntries<T, Q> operator()(int64_t t) const { return row.residual(draft, t); }
-    };
-
     const T* tile_row(int64_t t) const { return row_ + t * kVocabTile; }
     LawEntries<T> entries(int64_t t) const { return {tile_row(t), tiles_[t].max, c_}; }
-    LawEntriesWithout<T> entries_without(int64_t t, int64_t id) const {
-        const int64_t local = id - t * kVocabTile;
-        return {entries(t), local >= 0 && local < kVocabTile ? local : -1 - kVocabTile};
-    }
-    template <class Q>
-    ResidualEntries<T, Q> residual(const Row<Q>& draft, int64_t t) const {
-        return {probabilities(t), draft.probabilities(t)};
-    }
-
     // Tile sums are relative to the tile's maximum; this makes them relative to the row's.
     double tile_factor(int64_t t) const {
         alignas(64) float lane[kLanes];
@@ -331,54 +374,11 @@ class Row {
         }
     }
 
-    // Half-open buckets: the first id whose running sum exceeds u * total. Tiles, blocks and entries
-    // are walked in turn; where rounding lets the walk fall off the end of a block, it ends at the
-    // last id with a positive mass, so no id of probability 0 can come out.
-    template <class MakeEntries>
-    int64_t draw_from(float u, const std::vector<double>& masses, double total,
-                      const MakeEntries& make_entries) const {
-        double target = static_cast<double>(u) * total;
-        int64_t t = 0, last = 0;
-        for (; t < static_cast<int64_t>(masses.size()); ++t) {
-            if (masses[t] > 0.0) last = t;
-            if (masses[t] > target) break;
-            target -= masses[t];
-        }
-        double fraction = target / masses[last];
-        if (t == static_cast<int64_t>(masses.size())) fraction = 1.0;
-        return last * kVocabTile + draw_in_tile(make_entries(last), tile_size(last), fraction);
-    }
-
     template <class Entries>
-    static int64_t draw_in_tile(const Entries& entries, int64_t n, double fraction) {
-        double block_mass[kBlocksPerTile];
-        double total = 0.0;
-        for (int64_t b = 0; b * kVocabBlock < n; ++b) {
-            const int64_t begin = b * kVocabBlock;
-            const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-            block_mass[b] = sum_lanes(block_lanes_sum(entries, begin, end));
-            total += block_mass[b];
-        }
-        double target = fraction * total;
-        int64_t block = 0;
-        for (int64_t b = 0; b * kVocabBlock < n; ++b) {
-            if (block_mass[b] > 0.0) block = b;
-            if (block_mass[b] > target) break;
-            target -= block_mass[b];
-        }
-        const int64_t begin = block * kVocabBlock;
-        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-        int64_t last = begin;
-        for (int64_t i = begin; i < end; i += kLanes) {
-            alignas(64) float lane[kLanes];
-            store(lane, entries.lanes(i, end));
-            for (int64_t l = 0; l < kLanes && i + l < end; ++l) {
-                if (lane[l] > 0.0f) last = i + l;
-                if (lane[l] > target) return last;
-                target -= lane[l];
-            }
-        }
-        return last;
+    int64_t finish_draw(const TilePlace& place, const Entries& entries) const {
+        alignas(64) float mass[kVocabTile];
+        store_tile(entries, tile_size(place.tile), mass);
+        return place.tile * kVocabTile + find_in_tile(mass, tile_size(place.tile), place.fraction);
     }
 
     const T* row_ = nullptr;

@@ -22,10 +22,54 @@ struct Outcome {
     int32_t status;
 };
 
-template <class T, class Q>
+// A draft row, of whatever type draft_logits has: its own kernels per type, not per pair of types.
+class DraftRow {
+  public:
+    explicit DraftRow(DType dtype) : dtype_(dtype) {}
+
+    void read(const View<const void, 3>& all, int64_t row, int64_t j, int64_t vocab_size, float scale,
+              bool across_tiles) {
+        with(*this, [&](auto& draft, auto tag) {
+            using Q = typename decltype(tag)::type;
+            draft.read(all.as<const Q>().at(row, j), vocab_size, &scale, 1, across_tiles);
+            if (draft.usable()) draft.choose_law(0, scale);
+        });
+    }
+    bool usable() const {
+        bool out = false;
+        with(*this, [&](auto& draft, auto) { out = draft.usable(); });
+        return out;
+    }
+    float probability(int64_t id) const {
+        float out = 0.0f;
+        with(*this, [&](auto& draft, auto) { out = draft.probability(id); });
+        return out;
+    }
+    void store_probabilities(int64_t tile, float* out) const {
+        with(*this, [&](auto& draft, auto) { draft.store_probabilities(tile, out); });
+    }
+
+  private:
+    template <class Self, class F>
+    static void with(Self& self, const F& fn) {
+        switch (self.dtype_) {
+            case DType::kF32: return fn(self.f32_, Tag<float>{});
+            case DType::kF16: return fn(self.f16_, Tag<f16>{});
+            default: return fn(self.bf16_, Tag<bf16>{});
+        }
+    }
+
+    const DType dtype_;
+    Row<float> f32_;
+    Row<f16> f16_;
+    Row<bf16> bf16_;
+};
+
+template <class T>
 class Request {
   public:
-    Request(const VerifyChainParams& p, bool across_tiles) : p_(p), across_tiles_(across_tiles) {}
+    Request(const VerifyChainParams& p, bool across_tiles)
+        : p_(p), across_tiles_(across_tiles), draft_(p.draft_dtype) {}
 
     void verify(int64_t b) {
         const int64_t begin = clamp(p_.cu_rows[b], 0, p_.num_rows);
@@ -87,7 +131,8 @@ class Request {
             // 4. The draft row.
             float q = 1.0f;
             if (draft_row_ >= 0) {
-                read_draft_row(j);
+                draft_.read(p_.draft_logits, draft_row_, j, p_.vocab_size, draft_scale_,
+                            across_tiles_);
                 if (!draft_.usable()) return {j, end_of_chain(j), kDraftNan};
                 q = draft_.probability(draft);
             }
@@ -102,13 +147,6 @@ class Request {
 
     int64_t end_of_chain(int64_t j) {
         return greedy_ ? target_.argmax() : target_.draw(coin(j, Purpose::kBonus));
-    }
-
-    void read_draft_row(int64_t j) {
-        const View<const void, 3>& all = p_.draft_logits;
-        const Q* row = static_cast<const Q*>(all.data) + draft_row_ * all.stride[0] + j * all.stride[1];
-        draft_.read(row, p_.vocab_size, &draft_scale_, 1, across_tiles_);
-        if (draft_.usable()) draft_.choose_law(0, draft_scale_);
     }
 
     // The accepted drafts, the token after them (none for an inactive request), then -1.
@@ -134,18 +172,18 @@ class Request {
     bool greedy_ = false;
     float scale_ = 0.0f, draft_scale_ = 0.0f;
     Row<T> target_;
-    Row<Q> draft_;
+    DraftRow draft_;
 };
 
-template <class T, class Q>
+template <class T>
 void run(const VerifyChainParams& p) {
     if (p.batch < num_threads()) {
-        Request<T, Q> request(p, true);
+        Request<T> request(p, true);
         for (int64_t b = 0; b < p.batch; ++b) request.verify(b);
         return;
     }
     parallel_for(0, p.batch, 1, [&](int64_t begin, int64_t end) {
-        Request<T, Q> request(p, false);
+        Request<T> request(p, false);
         for (int64_t b = begin; b < end; ++b) request.verify(b);
     });
 }
@@ -153,11 +191,7 @@ void run(const VerifyChainParams& p) {
 }  // namespace
 
 void verify_chain(const VerifyChainParams& p) {
-    dispatch_float(p.logits_dtype, [&](auto target) {
-        dispatch_float(p.draft_dtype, [&](auto draft) {
-            run<typename decltype(target)::type, typename decltype(draft)::type>(p);
-        });
-    });
+    dispatch_float(p.logits_dtype, [&](auto tag) { run<typename decltype(tag)::type>(p); });
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA
