@@ -1,0 +1,66 @@
+"""One small call of every op, for tests that treat all ops alike (schedules, determinism)."""
+
+import torch
+
+
+def _attention(generator, dtype):
+    rows, pages, page_size = [5, 0, 2], 40, 16
+    lens = [530, 0, 70]
+    return (
+        torch.randn(sum(rows) + 1, 6, 64, generator=generator).to(dtype),
+        torch.randn(pages, page_size, 2, 64, generator=generator).to(dtype),
+        torch.randn(pages, page_size, 2, 64, generator=generator).to(dtype),
+        torch.randint(0, pages, (3, 34), generator=generator).int(),
+        torch.tensor([0, 5, 5, 7], dtype=torch.int32),
+        torch.tensor(lens, dtype=torch.int32),
+    )
+
+
+def _chain(generator, dtype):
+    vocab, drafts = 4500, 3
+    target = 3 * torch.randn(2 * (drafts + 1), vocab, generator=generator)
+    draft = target.view(2, drafts + 1, vocab)[:, :drafts] + torch.randn(
+        2, drafts, vocab, generator=generator
+    )
+    noise = torch.rand(draft.shape, generator=generator).log().neg()
+    picks = (draft.softmax(-1) / noise).argmax(-1)
+    ids = torch.cat([torch.zeros(2, 1, dtype=torch.int64), picks], 1).reshape(-1)
+    arguments = (
+        target.to(dtype),
+        ids,
+        torch.tensor([0, 4, 8], dtype=torch.int32),
+        torch.tensor([5, 2**40 + 1]),
+        torch.tensor([11, 2**33]),
+        drafts,
+    )
+    options = {
+        "vocab_size": vocab - 1,
+        "draft_logits": draft.to(dtype),
+        "temperature": torch.tensor([0.8, 1.0]),
+    }
+    return arguments, options
+
+
+def call(op, ops, seed=0, dtype=torch.float32):
+    """Runs `op` of the namespace `ops` on fixed small data; returns its output tensors."""
+    g = torch.Generator().manual_seed(seed)
+    if op == "append_kv":
+        k, v = torch.randn(2, 5, 3, 64, generator=g).to(dtype)
+        caches = torch.randn(2, 4, 4, 3, 64, generator=g).to(dtype)
+        ops.append_kv(k, v, caches[0], caches[1], torch.tensor([3, -1, 9, 0, 15]))
+        return [caches]
+    if op == "verify_attention":
+        return ops.verify_attention(*_attention(g, dtype), max_rows=5)
+    if op == "sample":
+        logits = 3 * torch.randn(3, 4500, generator=g).to(dtype)
+        return ops.sample(
+            logits,
+            torch.tensor([1, 2, 3]),
+            torch.tensor([4, 5, 6]),
+            vocab_size=4500,
+            temperature=torch.tensor([0.0, 1.0, 0.5]),
+        )
+    if op == "verify_chain":
+        arguments, options = _chain(g, dtype)
+        return ops.verify_chain(*arguments, **options)
+    raise KeyError(f"no small call of {op}: add one to small_calls.py")
