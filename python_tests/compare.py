@@ -95,7 +95,9 @@ def assert_decisions(got, allowed, what="decision"):
         if mine == decisions[0]:
             continue
         crossings += 1
-        assert mine in decisions, f"{what} {i}: {mine}, wanted {decisions[0]} (band: {decisions[1:4]})"
+        assert mine in decisions, (
+            f"{what} {i}: {mine}, wanted {decisions[0]} (band: {decisions[1:4]})"
+        )
     limit = 1 + len(allowed) // 100
     assert crossings <= limit, f"{what}: {crossings} of {len(allowed)} cross a threshold"
     return crossings

@@ -31,9 +31,7 @@ def run(backend, logits, seeds, positions, *, vocab_size=None, temperature=None)
 def check(backend, logits, seeds, positions, *, vocab_size=None, temperature=None):
     """The op against the oracle, given its random numbers."""
     vocab_size = logits.shape[1] if vocab_size is None else vocab_size
-    out = run(
-        backend, logits, seeds, positions, vocab_size=vocab_size, temperature=temperature
-    )
+    out = run(backend, logits, seeds, positions, vocab_size=vocab_size, temperature=temperature)
     tokens, logprob, lse, status, top_ids, top_logprobs = out
     allowed = oracle.allowed(
         logits, seeds, positions, vocab_size=vocab_size, temperature=temperature, band=DECISION_BAND
@@ -167,7 +165,9 @@ def test_row_strides_and_int32_positions(backend):
 def test_off_values_are_bitwise_absent(backend):
     logits, seeds, positions = random_case(5, 5000, seed=6)
     with_ones = run(backend, logits, seeds, positions, temperature=torch.ones(5))
-    for name, mine, theirs in zip(NAMES, run(backend, logits, seeds, positions), with_ones, strict=True):
+    for name, mine, theirs in zip(
+        NAMES, run(backend, logits, seeds, positions), with_ones, strict=True
+    ):
         assert_same(mine, theirs, name)
 
 
@@ -222,9 +222,17 @@ def test_errors_name_op_argument_wanted_got(backend):
         ((logits, seeds.int(), positions), {}, r"seeds: wanted dtype int64, got int32"),
         ((logits, seeds[:2], positions), {}, r"seeds: wanted size 3 \(R of logits\)"),
         ((logits, seeds, positions.float()), {}, r"positions: wanted dtype int32 or int64"),
-        ((logits, seeds, positions), {"vocab_size": 11}, r"logits: wanted at least 11 \(vocab_size\)"),
+        (
+            (logits, seeds, positions),
+            {"vocab_size": 11},
+            r"logits: wanted at least 11 \(vocab_size\)",
+        ),
         ((logits, seeds, positions), {"vocab_size": 0}, r"vocab_size: wanted .* got 0"),
-        ((logits, seeds, positions), {"temperature": one.double()}, r"temperature: wanted dtype float32"),
+        (
+            (logits, seeds, positions),
+            {"temperature": one.double()},
+            r"temperature: wanted dtype float32",
+        ),
         ((logits, seeds, positions), {"temperature": one[:1]}, r"temperature: wanted size 3"),
     ]
     for arguments, options, message in bad:

@@ -45,9 +45,7 @@ def _walk(j, rows, drafts, q_rows, request, band):
     if not usable(x):
         return [(j, finite_argmax(x), TARGET_NAN)]
     p = law(x, temperature)
-    end_of_chain = (
-        [int(np.argmax(x))] if is_greedy(temperature) else draw(p, coin(j, BONUS), band)
-    )
+    end_of_chain = [int(np.argmax(x))] if is_greedy(temperature) else draw(p, coin(j, BONUS), band)
     draft = drafts[j] if j < len(drafts) else -1
     if not 0 <= draft < vocab_size:
         return [(j, token, 0 if draft == -1 else BAD_ID) for token in end_of_chain]
@@ -117,9 +115,7 @@ def outcomes(
 
 def verify_chain(target_logits, input_ids, cu_rows, seeds, positions, max_drafts, **options):
     """(tokens, num_accepted, status)."""
-    every = outcomes(
-        target_logits, input_ids, cu_rows, seeds, positions, max_drafts, **options
-    )
+    every = outcomes(target_logits, input_ids, cu_rows, seeds, positions, max_drafts, **options)
     batch = len(every)
     tokens = torch.full((batch, max_drafts + 1), -1, dtype=input_ids.dtype)
     num_accepted = torch.zeros(batch, dtype=torch.int32)
