@@ -6,7 +6,7 @@
 // lives in the namespace of the one being compiled and is always inlined.
 #pragma once
 
-#include <cmath>
+#include <utility>
 
 #include "types.h"
 
@@ -53,18 +53,26 @@ struct I16 {  // integers, or the outcome of a comparison: all bits of a lane se
 
 SPECDEC_SIMD V16 load(const float* at) {
     V16 r;
-    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeAt*>(at + i * kNativeLanes))
+    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeAt*>(at + i * kNativeLanes));
     return r;
 }
-SPECDEC_SIMD void store(float* at, V16 x){SPECDEC_EACH_PART(
-    *reinterpret_cast<NativeAt*>(at + i * kNativeLanes) = x.part[i])} SPECDEC_SIMD V16
-    load(const bf16* at) {
+SPECDEC_SIMD void store(float* at, V16 x) {
+    SPECDEC_EACH_PART(*reinterpret_cast<NativeAt*>(at + i * kNativeLanes) = x.part[i]);
+}
+SPECDEC_SIMD V16 load(const bf16* at) {
     V16 r;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_slli_epi32(
+                          _mm256_cvtepu16_epi32(_mm_loadu_si128(
+                              reinterpret_cast<const __m128i*>(at + i * kNativeLanes))),
+                          16)));
+#else
     SPECDEC_EACH_PART(
         r.part[i] = reinterpret_cast<Native>(
             __builtin_convertvector(*reinterpret_cast<const NativeHalfAt*>(at + i * kNativeLanes),
                                     NativeInt)
-            << 16))
+            << 16));
+#endif
     return r;
 }
 #if !defined(__AVX2__) && !defined(__AVX512F__)
@@ -83,7 +91,7 @@ SPECDEC_SIMD V16 load(const f16* at) {
         _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
 #elif defined(__AVX2__)
     SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_cvtph_ps(_mm_loadu_si128(
-                          reinterpret_cast<const __m128i*>(at + i * kNativeLanes)))))
+                          reinterpret_cast<const __m128i*>(at + i * kNativeLanes)))));
 #else
     alignas(16) float lanes[kLanes];
     convert_lanes(at, lanes);
@@ -94,12 +102,12 @@ SPECDEC_SIMD V16 load(const f16* at) {
 
 SPECDEC_SIMD V16 set1(float x) {
     V16 r;
-    SPECDEC_EACH_PART(r.part[i] = Native{} + x)
+    SPECDEC_EACH_PART(r.part[i] = x - Native{});  // keeps -0, and folds to a broadcast
     return r;
 }
 SPECDEC_SIMD I16 set1(int32_t x) {
     I16 r;
-    SPECDEC_EACH_PART(r.part[i] = NativeInt{} + x)
+    SPECDEC_EACH_PART(r.part[i] = NativeInt{} + x);
     return r;
 }
 SPECDEC_SIMD float first_lane(V16 x) {
@@ -107,7 +115,7 @@ SPECDEC_SIMD float first_lane(V16 x) {
 }
 SPECDEC_SIMD I16 load(const int32_t* at) {
     I16 r;
-    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeIntAt*>(at + i * kNativeLanes))
+    SPECDEC_EACH_PART(r.part[i] = *reinterpret_cast<const NativeIntAt*>(at + i * kNativeLanes));
     return r;
 }
 SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
@@ -116,11 +124,11 @@ SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
     return load(kNumbers);
 }
 
-#define SPECDEC_BINARY(Type, name, expression)      \
-    SPECDEC_SIMD Type name(Type a, Type b) {        \
-        Type r;                                     \
-        SPECDEC_EACH_PART(r.part[i] = (expression)) \
-        return r;                                   \
+#define SPECDEC_BINARY(Type, name, expression)       \
+    SPECDEC_SIMD Type name(Type a, Type b) {         \
+        Type r;                                      \
+        SPECDEC_EACH_PART(r.part[i] = (expression)); \
+        return r;                                    \
     }
 SPECDEC_BINARY(V16, operator+, a.part[i] + b.part[i])
 SPECDEC_BINARY(V16, operator-, a.part[i] - b.part[i])
@@ -133,11 +141,11 @@ SPECDEC_BINARY(I16, operator&, a.part[i] & b.part[i])
 SPECDEC_BINARY(I16, operator|, a.part[i] | b.part[i])
 #undef SPECDEC_BINARY
 
-#define SPECDEC_COMPARE(Type, name, relation)                       \
-    SPECDEC_SIMD I16 name(Type a, Type b) {                         \
-        I16 r;                                                      \
-        SPECDEC_EACH_PART(r.part[i] = a.part[i] relation b.part[i]) \
-        return r;                                                   \
+#define SPECDEC_COMPARE(Type, name, relation)                        \
+    SPECDEC_SIMD I16 name(Type a, Type b) {                          \
+        I16 r;                                                       \
+        SPECDEC_EACH_PART(r.part[i] = a.part[i] relation b.part[i]); \
+        return r;                                                    \
     }
 SPECDEC_COMPARE(V16, operator<, <)
 SPECDEC_COMPARE(V16, operator>, >)
@@ -147,27 +155,27 @@ SPECDEC_COMPARE(I16, operator==, ==)
 #undef SPECDEC_COMPARE
 
 SPECDEC_SIMD I16 operator<<(I16 x, int count) {
-    SPECDEC_EACH_PART(x.part[i] = x.part[i] << count)
+    SPECDEC_EACH_PART(x.part[i] = x.part[i] << count);
     return x;
 }
 SPECDEC_SIMD V16 select(I16 where, V16 yes, V16 no) {
     V16 r;
-    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i])
+    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i]);
     return r;
 }
 SPECDEC_SIMD I16 select(I16 where, I16 yes, I16 no) {
     I16 r;
-    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i])
+    SPECDEC_EACH_PART(r.part[i] = where.part[i] ? yes.part[i] : no.part[i]);
     return r;
 }
 SPECDEC_SIMD I16 as_bits(V16 x) {
     I16 r;
-    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<NativeInt>(x.part[i]))
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<NativeInt>(x.part[i]));
     return r;
 }
 SPECDEC_SIMD V16 as_floats(I16 x) {
     V16 r;
-    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(x.part[i]))
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(x.part[i]));
     return r;
 }
 
@@ -181,7 +189,7 @@ SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
 #elif defined(__AVX2__)
     SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_fmadd_ps(
                           reinterpret_cast<__m256>(a.part[i]), reinterpret_cast<__m256>(b.part[i]),
-                          reinterpret_cast<__m256>(c.part[i]))))
+                          reinterpret_cast<__m256>(c.part[i]))));
 #else
     alignas(16) float lanes[3][kLanes];
     store(lanes[0], a);
@@ -209,21 +217,34 @@ SPECDEC_SIMD bool any_lane(I16 x) {
     return any != 0;
 }
 
+// Every lane combined with lane l + By, then l + By/2, .. l + 1 (round the end).
+template <int By, class Combine, int... Lane>
+SPECDEC_SIMD Native fold_rotated(Native x, Combine combine,
+                                 std::integer_sequence<int, Lane...> lanes) {
+    if constexpr (By == 0) {
+        return x;
+    } else {
+        constexpr NativeInt kFrom = {((Lane + By) % kNativeLanes)...};
+        return fold_rotated<By / 2>(combine(x, __builtin_shuffle(x, kFrom)), combine, lanes);
+    }
+}
+
 // Over the lanes, as the tree (l, l+8), (l, l+4), (l, l+2), (0, 1).
 template <class Combine>
 SPECDEC_SIMD float fold_lanes(V16 x, Combine combine) {
-    alignas(64) float lane[kLanes];
-    store(lane, x);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int l = 0; l < width; ++l) lane[l] = combine(lane[l], lane[l + width]);
+    _Pragma("GCC unroll 2") for (int width = kParts / 2; width > 0; width /= 2) {
+        _Pragma("GCC unroll 2") for (int i = 0; i < width; ++i) {
+            x.part[i] = combine(x.part[i], x.part[i + width]);
+        }
     }
-    return lane[0];
+    return fold_rotated<kNativeLanes / 2>(x.part[0], combine,
+                                          std::make_integer_sequence<int, kNativeLanes>())[0];
 }
 SPECDEC_SIMD float sum_lanes(V16 x) {
-    return fold_lanes(x, [](float a, float b) { return a + b; });
+    return fold_lanes(x, [](Native a, Native b) { return a + b; });
 }
 SPECDEC_SIMD float max_lanes(V16 x) {
-    return fold_lanes(x, [](float a, float b) { return a > b ? a : b; });
+    return fold_lanes(x, [](Native a, Native b) { return a > b ? a : b; });
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

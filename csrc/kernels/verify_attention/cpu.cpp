@@ -23,8 +23,7 @@ namespace {
 constexpr int kGroupRows = 96;
 constexpr int64_t kUnitGrain = 1 << 20;  // multiply-adds below which a thread is not worth waking
 
-// --- 1. Plan
-// --------------------------------------------------------------------------------------
+// --- 1. Plan -------------------------------------------------------------------------------------
 
 // Packed rows first .. first + rows - 1 of one (request, KV head). Packed row m is row m / (heads
 // of the group) of the request and its head m % (heads of the group).
@@ -109,8 +108,7 @@ Plan make_plan(const VerifyAttentionParams& p) {
     return plan;
 }
 
-// --- 2. State of the rows of a group
-// --------------------------------------------------------------
+// --- 2. State of the rows of a group -------------------------------------------------------------
 
 // Softmax over some places: out = sum of 2^(t - max) v, sum = sum of 2^(t - max), t in powers of
 // two.
@@ -164,14 +162,14 @@ void fold(const State& target, const State& next, int64_t rows, int64_t v_dim) {
     }
 }
 
-// --- 3. One tile
-// ----------------------------------------------------------------------------------
+// --- 3. One tile ---------------------------------------------------------------------------------
 
 // Per-thread buffers of a group.
 struct Work {
     float *queries, *scores, *keys, *values, *decay;
     float *folded, *segment;       // States
     int64_t places[kGroupRows];    // that each row sees
+    Places tile[2];                // this tile and the next one, by parity
     uint64_t visible[kGroupRows];  // of them, in the tile at hand
 
     static int64_t floats(int64_t head_dim, int64_t v_dim) {
@@ -222,8 +220,9 @@ template <class T>
 void add_tile(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t first,
               const State& state) {
     const int64_t head_dim = p.k_cache.size[3], v_dim = p.v_cache.size[3];
-    Places places;
-    find_places(p, g.request, first, g.limit, places);
+    const Places& places = w.tile[first / kTile % 2];
+    Places& next = w.tile[first / kTile % 2 ^ 1];
+    find_places(p, g.request, first + kTile, g.limit, next);
     uint64_t any = 0;
     for (int m = 0; m < g.rows; ++m) {
         w.visible[m] = places.present & first_keys(w.places[m] - first);
@@ -232,14 +231,15 @@ void add_tile(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t f
     if (any == 0) return;
     const int strips = (64 - __builtin_clzll(any) + kLanes - 1) / kLanes;
 
-    pack_k(p.k_cache.as<const T>(), g.head, places, strips, w.keys);
+    const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
+    pack_k(k_cache, v_cache, g.head, places, strips, w.keys);
     for_blocks(g.rows, [&](int row, auto rows) {
         score_block<rows.value>(w.queries + row * head_dim, w.keys, head_dim, strips,
                                 w.scores + row * kTile);
     });
     soften(w, state, g.rows, p.scale * kLog2E);
 
-    pack_v(p.v_cache.as<const T>(), g.head, places, w.values);
+    pack_v(v_cache, k_cache, g.head, places, next, w.values);
     for_blocks(g.rows, [&](int row, auto rows) {
         bool same = true;
         for (int r = 1; r < rows.value; ++r) same = same && w.visible[row + r] == w.visible[row];
@@ -258,8 +258,7 @@ void add_tile(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t f
     });
 }
 
-// --- 4. Segments of a group
-// -------------------------------------------------------------------------------------
+// --- 4. Segments of a group ----------------------------------------------------------------------
 
 template <class T>
 void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t segment,
@@ -267,6 +266,7 @@ void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_
     state.clear(g.rows, p.v_cache.size[3]);
     const int64_t begin = segment * kSegmentTokens;
     const int64_t end = begin + kSegmentTokens < g.limit ? begin + kSegmentTokens : g.limit;
+    find_places(p, g.request, begin, g.limit, w.tile[begin / kTile % 2]);
     for (int64_t first = begin; first < end; first += kTile) add_tile<T>(p, g, w, first, state);
 }
 
@@ -343,8 +343,7 @@ void run_segments(const VerifyAttentionParams& p, Group& g, Work& w, int64_t beg
     }
 }
 
-// --- 5. Schedule
-// ----------------------------------------------------------------------------------
+// --- 5. Schedule ---------------------------------------------------------------------------------
 
 // Cuts the units into runs of equal cost, one per thread; run i is units bound[i] .. bound[i+1]-1.
 std::vector<int64_t> cut(const Plan& plan, int64_t runs) {

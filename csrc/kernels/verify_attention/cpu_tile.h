@@ -29,8 +29,7 @@ SPECDEC_SIMD uint64_t first_keys(int64_t count) {
     return count <= 0 ? 0 : count >= kTile ? kAllKeys : (uint64_t{1} << count) - 1;
 }
 
-// --- Gathering
-// ------------------------------------------------------------------------------------
+// --- Gathering -----------------------------------------------------------------------------------
 
 // Where the places of one tile lie. Pages outside the cache and places from `limit` on are absent.
 struct Places {
@@ -73,8 +72,13 @@ SPECDEC_SIMD Float8 load8(const float* at) {
     return *reinterpret_cast<const Float8At*>(at);
 }
 SPECDEC_SIMD Float8 load8(const bf16* at) {
+#if defined(__AVX2__)
+    return reinterpret_cast<Float8>(_mm256_slli_epi32(
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))), 16));
+#else
     return reinterpret_cast<Float8>(
         __builtin_convertvector(*reinterpret_cast<const Half8At*>(at), Int8) << 16);
+#endif
 }
 SPECDEC_SIMD Float8 load8(const f16* at) {
 #if defined(__F16C__)
@@ -112,19 +116,33 @@ SPECDEC_SIMD void transpose8(Float8 (&r)[8]) {
     }
 }
 
-// K of the present places, turned so that 16 keys are lanes; absent keys are 0.
+// Asks for the rows of some keys ahead of their use: they lie a page or a row of heads apart, which
+// no hardware prefetcher follows.
 template <class T>
-void pack_k(const View<const T, 4>& cache, int64_t head, const Places& places, int strips,
-            float* out) {
+SPECDEC_SIMD void prefetch_rows(const View<const T, 4>& cache, int64_t head, const Places& places,
+                                int first, int count) {
+    for (int key = first; key < first + count; ++key) {
+        if ((places.present >> key & 1) == 0) continue;
+        const char* row = reinterpret_cast<const char*>(place_row(cache, head, places, key));
+        const int64_t bytes = cache.size[3] * sizeof(T);
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+    }
+}
+
+// K of the present places, turned so that 16 keys are lanes; absent keys are 0. Asks for V.
+template <class T>
+void pack_k(const View<const T, 4>& k_cache, const View<const T, 4>& v_cache, int64_t head,
+            const Places& places, int strips, float* out) {
     static const T kAbsent[kMaxHeadDim] = {};
-    const int64_t head_dim = cache.size[3];
+    const int64_t head_dim = k_cache.size[3];
     for (int group = 0; group < 2 * strips; ++group) {  // of 8 keys
         const T* row[8];
         for (int i = 0; i < 8; ++i) {
             const int key = 8 * group + i;
             row[i] = kAbsent;
-            if (places.present >> key & 1) row[i] = place_row(cache, head, places, key);
+            if (places.present >> key & 1) row[i] = place_row(k_cache, head, places, key);
         }
+        prefetch_rows(v_cache, head, places, 8 * group, 8);
         float* target = out + (group / 2) * head_dim * kLanes + (group % 2) * 8;
         for (int64_t d = 0; d < head_dim; d += 8) {
             Float8 block[8];
@@ -139,21 +157,23 @@ void pack_k(const View<const T, 4>& cache, int64_t head, const Places& places, i
     }
 }
 
-// V of the present places; absent keys stay unwritten and are never read.
+// V of the present places; absent keys stay unwritten and are never read. Asks for K of the next
+// tile.
 template <class T>
-void pack_v(const View<const T, 4>& cache, int64_t head, const Places& places, float* out) {
-    const int64_t head_dim = cache.size[3];
-    for (uint64_t left = places.present; left != 0; left &= left - 1) {
-        const int key = __builtin_ctzll(left);
-        const T* row = place_row(cache, head, places, key);
+void pack_v(const View<const T, 4>& v_cache, const View<const T, 4>& k_cache, int64_t head,
+            const Places& places, const Places& next, float* out) {
+    const int64_t head_dim = v_cache.size[3];
+    for (int key = 0; key < kTile; ++key) {
+        prefetch_rows(k_cache, head, next, key, 1);
+        if ((places.present >> key & 1) == 0) continue;
+        const T* row = place_row(v_cache, head, places, key);
         for (int64_t d = 0; d < head_dim; d += kLanes) {
             store(out + (d / kLanes * kTile + key) * kLanes, load(row + d));
         }
     }
 }
 
-// --- Products
-// -------------------------------------------------------------------------------------
+// --- Products ------------------------------------------------------------------------------------
 
 // Strips that share one pass over the rows' factors: enough chains to hide the latency of fma.
 constexpr int strips_at_once(int rows) {
