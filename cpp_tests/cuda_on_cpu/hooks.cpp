@@ -164,13 +164,37 @@ void check_states(const Block& block, unsigned char* state, size_t offset, size_
     }
 }
 
+bool all_initialised(const unsigned char* state, size_t bytes) {
+    constexpr uint64_t kGood = 0x0101010101010101ull * kInitialised;
+    uint64_t words[2] = {kGood, kGood};
+    switch (bytes) {  // sizes known to the compiler, for single instructions
+        case 1:
+            return *state == kInitialised;
+        case 2:
+            std::memcpy(words, state, 2);
+            break;
+        case 4:
+            std::memcpy(words, state, 4);
+            break;
+        case 8:
+            std::memcpy(words, state, 8);
+            break;
+        case 16:
+            std::memcpy(words, state, 16);
+            break;
+        default:
+            for (size_t i = 0; i < bytes; ++i) {
+                if (state[i] != kInitialised) return false;
+            }
+    }
+    return words[0] == kGood && words[1] == kGood;
+}
+
 void shared_access(Fiber& fiber, size_t offset, size_t bytes, Access kind, Place place) {
     Block& block = *fiber.block;
     unsigned char* state = &shared_states[block.slot][offset];
     const bool write = kind == Access::kWrite;
-    unsigned char good[16];
-    std::memset(good, kInitialised, sizeof(good));
-    if (bytes > sizeof(good) || std::memcmp(state, good, bytes) != 0) {
+    if (!all_initialised(state, bytes)) {
         check_states(block, state, offset, bytes, write, place);
         if (kind == Access::kAtomicWrite) check_states(block, state, offset, bytes, false, place);
         std::memset(state, kInitialised, bytes);

@@ -16,9 +16,9 @@ struct Reader {
     uint32_t lanes;
     uint32_t clock;
     Place place;
+    uint32_t next;  // index in `readers`; 0: none
     Access kind;
-    uint32_t next;         // index in `readers`; 0: none
-    const void* variable;  // of an atomic on global memory
+    uint8_t back;  // an atomic's address is this many bytes before the cell's
 };
 
 struct Cell {
@@ -27,6 +27,7 @@ struct Cell {
     Place write_place;
     Reader first;
 };
+static_assert(sizeof(Cell) == 36, "many cells are live at once");
 
 // 1 KB of memory in cells of 2^shift bytes. Pages begin with 16-byte cells and are split when an
 // access is smaller, so streams of wide accesses stay cheap and neighbouring bytes are still told
@@ -68,11 +69,11 @@ void drop_readers(Cell& cell) {
     cell.first.warp = cell.first.next = 0;
 }
 
-void reset(Page& page, uint64_t generation) {
+void reset(Page& page, uint64_t generation, unsigned finest) {
     for (Cell& cell : page.cells) drop_list(cell.first.next);
     page.generation = generation;
-    page.shift = kWidestShift;
-    page.cells.assign(kPageBytes >> kWidestShift, Cell{});
+    page.shift = std::min(finest, kWidestShift);
+    page.cells.assign(kPageBytes >> page.shift, Cell{});
 }
 
 void split(Page& page, unsigned shift) {
@@ -82,8 +83,11 @@ void split(Page& page, unsigned shift) {
         cells[i] = page.cells[i >> ratio_shift];
         if ((i & ((size_t{1} << ratio_shift) - 1)) == 0) continue;
         uint32_t* link = &cells[i].first.next;  // later parts get lists of their own
+        const auto further = static_cast<uint8_t>((i << shift) & ((size_t{1} << page.shift) - 1));
+        cells[i].first.back = static_cast<uint8_t>(cells[i].first.back + further);
         for (uint32_t from = *link; from != 0;) {
-            const Reader copy = readers[from];
+            Reader copy = readers[from];
+            copy.back = static_cast<uint8_t>(copy.back + further);
             const uint32_t index = take_reader(copy);
             *link = index;
             link = &readers[index].next;
@@ -118,16 +122,27 @@ const char* name_of(Access kind) {
     }
 }
 
-[[noreturn]] void report(Fiber& fiber, Access kind, Place place, Access other_kind, uint32_t other,
-                         Place other_place, const char* memory) {
-    const unsigned threads = fiber.block->threads;
+// One access to one cell.
+struct Touch {
+    Fiber& fiber;
+    Access kind;
+    Place place;
+    uint32_t thread;  // of the grid
+    uint32_t clock;
+    const char* memory;
+    uintptr_t cell = 0;  // its address; 0 in shared memory, where atomics order nothing
+    uint8_t back = 0;    // how far before it an atomic's address lies
+};
+
+[[noreturn]] void report(const Touch& t, Access other_kind, uint32_t other, Place other_place) {
+    const unsigned threads = t.fiber.block->threads;
     fail(Site{nullptr, 0},
          "%s: race on %s memory: %s by thread %u of block %llu, not ordered after the %s by thread "
-         "%u "
-         "of block %u at %s",
-         symbols::token(place).c_str(), memory, name_of(kind), fiber.linear,
-         static_cast<unsigned long long>(fiber.block->linear), name_of(other_kind), other % threads,
-         other / threads, symbols::token(other_place).c_str());
+         "%u of "
+         "block %u at %s",
+         symbols::token(t.place).c_str(), t.memory, name_of(t.kind), t.fiber.linear,
+         static_cast<unsigned long long>(t.fiber.block->linear), name_of(other_kind),
+         other % threads, other / threads, symbols::token(other_place).c_str());
 }
 
 uint32_t warp_of(const Fiber& fiber) {
@@ -148,46 +163,51 @@ bool conflicts(Access a, Access b) {
     return a_atomic != b_atomic && (a == Access::kAtomicWrite || b == Access::kAtomicWrite);
 }
 
-// The first lane of `reader` that is not ordered before `fiber`, or -1.
-int unordered_lane(const Fiber& fiber, const Reader& reader) {
-    const void* variable = reader.kind == Access::kRead ? nullptr : reader.variable;
-    const uint32_t first = first_thread_of(fiber, reader.warp - 1);
+// The first lane of `reader` that is not ordered before the access, or -1.
+int unordered_lane(const Touch& t, const Reader& reader) {
+    const bool atomic = reader.kind != Access::kRead && t.cell != 0;
+    const void* variable = atomic ? reinterpret_cast<const void*>(t.cell - reader.back) : nullptr;
+    const uint32_t first = first_thread_of(t.fiber, reader.warp - 1);
     for (unsigned rest = reader.lanes; rest != 0; rest &= rest - 1) {
         const int lane = __builtin_ctz(rest);
-        if (!ordered(fiber, first + static_cast<uint32_t>(lane), reader.clock, variable))
+        if (!ordered(t.fiber, first + static_cast<uint32_t>(lane), reader.clock, variable))
             return lane;
     }
     return -1;
 }
 
-void check_reader(Fiber& fiber, const Reader& reader, Access kind, Place place,
-                  const char* memory) {
-    if (!conflicts(kind, reader.kind)) return;
-    const int lane = unordered_lane(fiber, reader);
+void check_reader(const Touch& t, const Reader& reader) {
+    if (!conflicts(t.kind, reader.kind)) return;
+    const int lane = unordered_lane(t, reader);
     if (lane < 0) return;
-    const uint32_t first = first_thread_of(fiber, reader.warp - 1);
-    report(fiber, kind, place, reader.kind, first + static_cast<uint32_t>(lane), reader.place,
-           memory);
+    const uint32_t first = first_thread_of(t.fiber, reader.warp - 1);
+    report(t, reader.kind, first + static_cast<uint32_t>(lane), reader.place);
 }
 
-void add_reader(Fiber& fiber, Cell& cell, Access kind, uint32_t clock, Place place,
-                const void* variable) {
-    const uint32_t warp = warp_of(fiber) + 1;
-    const uint32_t bit = 1u << fiber.lane;
-    const Reader mine{warp, bit, clock, place, kind, 0, variable};
-    if (cell.first.warp == 0) {
-        cell.first = mine;
+void add_reader(const Touch& t, Cell& cell) {
+    const uint32_t warp = warp_of(t.fiber) + 1;
+    const uint32_t bit = 1u << t.fiber.lane;
+    const Reader mine{warp, bit, t.clock, t.place, 0, t.kind, t.back};
+    Reader& first = cell.first;
+    if (first.warp == 0) {
+        first = mine;
         return;
     }
+    const auto same = [&](const Reader& reader) {
+        return reader.warp == warp && reader.kind == t.kind && reader.clock == t.clock;
+    };
     // Earlier accesses of the same kind that are ordered before this one are implied by it.
-    uint32_t* link = &cell.first.next;
+    const auto implied = [&](const Reader& reader) {
+        return reader.kind == t.kind && unordered_lane(t, reader) < 0;
+    };
+    uint32_t* link = &first.next;
     while (*link != 0) {
         Reader& reader = readers[*link];
-        if (reader.warp == warp && reader.kind == kind && reader.clock == clock) {
+        if (same(reader)) {
             reader.lanes |= bit;
             return;
         }
-        if (reader.kind == kind && unordered_lane(fiber, reader) < 0) {
+        if (implied(reader)) {
             const uint32_t dead = *link;
             *link = reader.next;
             readers[dead].next = free_reader;
@@ -196,59 +216,58 @@ void add_reader(Fiber& fiber, Cell& cell, Access kind, uint32_t clock, Place pla
             link = &reader.next;
         }
     }
-    Reader& first = cell.first;
-    if (first.warp == warp && first.kind == kind && first.clock == clock) {
+    if (same(first)) {
         first.lanes |= bit;
-        return;
-    }
-    if (first.kind == kind && unordered_lane(fiber, first) < 0) {
+    } else if (implied(first)) {
         const uint32_t next = first.next;
         first = mine;
         first.next = next;
-        return;
+    } else {
+        const uint32_t index = take_reader(mine);
+        readers[index].next = first.next;
+        first.next = index;
     }
-    const uint32_t index = take_reader(mine);
-    readers[index].next = cell.first.next;
-    cell.first.next = index;
 }
 
-void touch(Fiber& fiber, Cell& cell, Access kind, uint32_t thread, uint32_t clock, Place place,
-           const void* variable, const char* memory) {
+void touch(const Touch& t, Cell& cell) {
     Reader& first = cell.first;
-    if (kind == Access::kWrite) {
-        if (cell.writer == thread + 1 && cell.write_clock == clock && first.warp == 0) return;
-    } else if (first.warp == warp_of(fiber) + 1 && first.clock == clock && first.kind == kind &&
-               (first.lanes >> fiber.lane & 1u) != 0 && first.next == 0) {
+    if (t.kind == Access::kWrite) {
+        if (cell.writer == t.thread + 1 && cell.write_clock == t.clock && first.warp == 0) return;
+    } else if (first.warp == warp_of(t.fiber) + 1 && first.clock == t.clock &&
+               first.kind == t.kind && (first.lanes >> t.fiber.lane & 1u) != 0 && first.next == 0) {
         return;  // has been checked at this clock, and nothing conflicting came since
     }
-    if (cell.writer != 0 && !ordered(fiber, cell.writer - 1, cell.write_clock, nullptr)) {
-        report(fiber, kind, place, Access::kWrite, cell.writer - 1, cell.write_place, memory);
+    if (cell.writer != 0 && !ordered(t.fiber, cell.writer - 1, cell.write_clock, nullptr)) {
+        report(t, Access::kWrite, cell.writer - 1, cell.write_place);
     }
     if (first.warp != 0) {
-        check_reader(fiber, first, kind, place, memory);
-        for (uint32_t i = first.next; i != 0; i = readers[i].next) {
-            check_reader(fiber, readers[i], kind, place, memory);
-        }
+        check_reader(t, first);
+        for (uint32_t i = first.next; i != 0; i = readers[i].next) check_reader(t, readers[i]);
     }
-    if (kind == Access::kWrite) {
+    if (t.kind == Access::kWrite) {
         drop_readers(cell);
-        cell.writer = thread + 1;
-        cell.write_clock = clock;
-        cell.write_place = place;
+        cell.writer = t.thread + 1;
+        cell.write_clock = t.clock;
+        cell.write_place = t.place;
     } else {
-        add_reader(fiber, cell, kind, clock, place, variable);
+        add_reader(t, cell);
     }
 }
 
-void touch_page(Fiber& fiber, Page& page, size_t offset, size_t bytes, Access kind, Place place,
-                const void* variable, const char* memory) {
-    const auto finest = static_cast<unsigned>(__builtin_ctzll(offset | bytes));
+unsigned finest_shift(size_t offset, size_t bytes) {
+    return static_cast<unsigned>(__builtin_ctzll(offset | bytes));
+}
+
+void touch_page(Touch& t, Page& page, uintptr_t page_address, size_t offset, size_t bytes) {
+    const unsigned finest = finest_shift(offset, bytes);
     if (finest < page.shift) split(page, finest);
-    const uint32_t thread = global_thread(fiber);
-    const uint32_t clock = now(fiber);
     const size_t end = (offset + bytes) >> page.shift;
     for (size_t i = offset >> page.shift; i < end; ++i) {
-        touch(fiber, page.cells[i], kind, thread, clock, place, variable, memory);
+        if (page_address != 0) {
+            t.cell = page_address + (i << page.shift);
+            t.back = static_cast<uint8_t>((i << page.shift) - offset);
+        }
+        touch(t, page.cells[i]);
     }
 }
 
@@ -273,31 +292,35 @@ void begin_block_shadow(const Block& block) {
 
 void access_shared(Fiber& fiber, size_t offset, size_t bytes, Access kind, Place place) {
     const unsigned slot = fiber.block->slot;
+    Touch t{fiber, kind, place, global_thread(fiber), now(fiber), "shared"};
     while (bytes > 0) {
         Page& page = shared_pages[slot][offset / kPageBytes];
-        if (page.generation != shared_generation[slot]) reset(page, shared_generation[slot]);
-        const size_t here = std::min(bytes, kPageBytes - offset % kPageBytes);
-        touch_page(fiber, page, offset % kPageBytes, here, kind, place, nullptr, "shared");
+        const size_t in_page = offset % kPageBytes;
+        const size_t here = std::min(bytes, kPageBytes - in_page);
+        if (page.generation != shared_generation[slot]) {
+            reset(page, shared_generation[slot], finest_shift(in_page, here));
+        }
+        touch_page(t, page, 0, in_page, here);
         offset += here;
         bytes -= here;
     }
 }
 
 void access_global(Fiber& fiber, uintptr_t address, size_t bytes, Access kind, Place place) {
-    const bool atomic = kind == Access::kAtomicRead || kind == Access::kAtomicWrite;
-    const void* variable = atomic ? reinterpret_cast<const void*>(address) : nullptr;
+    Touch t{fiber, kind, place, global_thread(fiber), now(fiber), "global"};
     while (bytes > 0) {
         const uintptr_t number = address / kPageBytes;
+        const size_t in_page = address % kPageBytes;
+        const size_t here = std::min<size_t>(bytes, kPageBytes - in_page);
         CachedPage& cached = page_cache[number % kPageCache];
         if (cached.number != number || cached.page == nullptr) {
             cached.number = number;
             cached.page = &global_pages[number];
-            if (cached.page->generation != launch_generation)
-                reset(*cached.page, launch_generation);
+            if (cached.page->generation != launch_generation) {
+                reset(*cached.page, launch_generation, finest_shift(in_page, here));
+            }
         }
-        const size_t here = std::min<size_t>(bytes, kPageBytes - address % kPageBytes);
-        touch_page(fiber, *cached.page, address % kPageBytes, here, kind, place, variable,
-                   "global");
+        touch_page(t, *cached.page, address - in_page, in_page, here);
         address += here;
         bytes -= here;
     }
