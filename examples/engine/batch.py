@@ -54,14 +54,13 @@ class Drafts:
     """What a drafter proposes: for request b the ids `tokens[b, :counts[b]]`.
 
     Without `logits` the ids count as certain (a one-hot law). A drafter that draws its ids passes the
-    `logits` it drew them from, at `temperature`; `draft_to_target` where its vocabulary is smaller.
+    `logits` it drew them from, at `temperature`.
     """
 
     tokens: Tensor  # int64 [B, K], -1 past counts
     counts: Tensor  # int64 [B]
-    logits: Tensor | None = None  # [B, K, Vd]
+    logits: Tensor | None = None  # [B, K, V]
     temperature: Tensor | None = None  # float32 [B]
-    draft_to_target: Tensor | None = None  # int64 [Vd], offsets
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def trim_drafts(state: BatchState, drafts: Drafts) -> Drafts:
     counts = torch.minimum(drafts.counts, room) * state.active
     column = torch.arange(drafts.tokens.size(1), device=counts.device)
     tokens = drafts.tokens.masked_fill(column >= counts[:, None], -1)
-    return Drafts(tokens, counts, drafts.logits, drafts.temperature, drafts.draft_to_target)
+    return Drafts(tokens, counts, drafts.logits, drafts.temperature)
 
 
 def lay_out_rows(

@@ -160,7 +160,7 @@ class Engine:
     def _sample(self, state: BatchState, layout: RoundRows, logits: Tensor, status: Tensor):
         """Plain decoding: every used row is the only row of its request."""
         rows, requests = layout.rows, layout.requests
-        drawn, _, _, row_status = ops.sample(
+        drawn, _, _, row_status, *_ = ops.sample(
             logits,
             state.seeds[requests],
             rows.positions,
@@ -175,7 +175,7 @@ class Engine:
     def _verify(
         self, state: BatchState, layout: RoundRows, drafts: Drafts, logits: Tensor, status: Tensor
     ):
-        tokens, num_accepted, round_status, _ = ops.verify_chain(
+        tokens, num_accepted, round_status, *_ = ops.verify_chain(
             logits,
             layout.rows.token_ids,
             layout.rows.cu_rows,
@@ -185,7 +185,6 @@ class Engine:
             vocab_size=self.model.config.vocab_size,
             draft_logits=drafts.logits,
             draft_temperature=drafts.temperature,
-            d2t=drafts.draft_to_target,
             method="token",
             temperature=state.temperature,
         )
