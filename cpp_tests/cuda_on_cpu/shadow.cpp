@@ -82,15 +82,16 @@ void split(Page& page, unsigned shift) {
     for (size_t i = 0; i < cells.size(); ++i) {
         cells[i] = page.cells[i >> ratio_shift];
         if ((i & ((size_t{1} << ratio_shift) - 1)) == 0) continue;
-        uint32_t* link = &cells[i].first.next;  // later parts get lists of their own
         const auto further = static_cast<uint8_t>((i << shift) & ((size_t{1} << page.shift) - 1));
         cells[i].first.back = static_cast<uint8_t>(cells[i].first.back + further);
-        for (uint32_t from = *link; from != 0;) {
+        // Later parts get lists of their own. Links by index: taking a reader may move them all.
+        uint32_t last = 0;
+        for (uint32_t from = cells[i].first.next; from != 0;) {
             Reader copy = readers[from];
             copy.back = static_cast<uint8_t>(copy.back + further);
             const uint32_t index = take_reader(copy);
-            *link = index;
-            link = &readers[index].next;
+            (last == 0 ? cells[i].first.next : readers[last].next) = index;
+            last = index;
             from = copy.next;
         }
     }
