@@ -35,7 +35,7 @@ __global__ void stream_kernel(const float4* in, float4* out, int n) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int speed_run(int what, int rounds, int threads,
-                                                                 float* in, float* out) {
+                                                                float* in, float* out) {
     cu::LaunchCfg cfg;
     cfg.block = dim3(threads);
     switch (what) {
