@@ -44,6 +44,7 @@ test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 # The same tests, kernels under the address and undefined-behaviour sanitizers.
 test-asan: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 	tools/with_asan.sh $(PYTEST) python_tests -m "not slow" -k "emu_asan"
+	tools/with_asan.sh $(PYTEST) cpp_tests/cuda_on_cpu
 
 # Applies seeded bugs to the real kernels; each must be caught by the tests or a detector.
 seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
@@ -81,6 +82,7 @@ $(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
 
 $(VENV)/tests: $(VENV)/torch
 	$(BIN)/pip install --quiet pytest hypothesis
+	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
 	@touch $@
 
 $(VENV)/examples: $(VENV)/torch
