@@ -3,7 +3,11 @@
 set(SPECDEC_OPS append_kv sample verify_attention verify_chain)
 
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.
-set(SPECDEC_EXTRA_CUDA)
+set(SPECDEC_EXTRA_CUDA
+    kernels/verify_attention/instances/attend_bf16_64.cu
+    kernels/verify_attention/instances/attend_bf16_128.cu
+    kernels/verify_attention/instances/attend_f16_64.cu
+    kernels/verify_attention/instances/attend_f16_128.cu)
 
 set(SPECDEC_COMMON_SOURCES kernels/common/isa.cpp kernels/common/parallel.cpp)
 set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp)

@@ -60,6 +60,10 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
     for (int i = 0; i < 4; ++i) d[i] = args.d[i];
 }
 
+// ---- thread index -------------------------------------------------------------------------------
+
+inline uint32_t thread_x() { return threadIdx.x; }
+
 // ---- arithmetic ---------------------------------------------------------------------------------
 
 inline float ex2(float x) {

@@ -108,6 +108,15 @@ __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], const uint32_t 
           "f"(c[2]), "f"(c[3]));
 }
 
+// ---- thread index -------------------------------------------------------------------------------
+
+// threadIdx.x, read again at every call: what is computed from it is not kept across a loop.
+__device__ __forceinline__ uint32_t thread_x() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}
+
 // ---- arithmetic ---------------------------------------------------------------------------------
 
 // 2^x; subnormal inputs and results are zero, error about 2 ulp.

@@ -1,0 +1,58 @@
+// Launches of the tensor-core kernel and its combine kernel, for one (type, head_dim, value_dim).
+#pragma once
+
+#include "attend.h"
+#include "combine.cuh"
+#include "dispatch.h"
+
+namespace specdec::cuda {
+
+// cp.async wants 16-byte aligned rows; strides of size-1 dimensions do not matter, but checking them
+// costs nothing but speed.
+template <class T, int N>
+bool rows_aligned(const View<T, N>& view, int64_t element_size) {
+    bool ok = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
+    for (int d = 0; d < N - 1; ++d) ok = ok && view.stride[d] * element_size % 16 == 0;
+    return ok;
+}
+
+template <class Tr>
+Status launch_attend(const VerifyAttentionParams& p, const AttendPlan& plan, Stream stream) {
+    constexpr SharedPlan shared = kSharedPlan<Tr>;
+    static_assert(
+        shared.device_bytes + sizeof(ScheduleScratch<Tr::kThreads>) <= kSmallestSharedMemory,
+        "fits every architecture of the build");
+    AttendArgs args;
+    args.p = p;
+    args.scale_log2 = p.scale * 1.44269504088896341f;
+    args.aligned = rows_aligned(p.q, 2) && rows_aligned(p.k_cache, 2) && rows_aligned(p.v_cache, 2);
+    args.partials.values = static_cast<float*>(p.scratch);
+    args.partials.sums =
+        reinterpret_cast<SoftmaxSum*>(static_cast<char*>(p.scratch) + plan.value_bytes);
+    args.partials.slots = plan.slots;
+
+    cu::LaunchCfg cfg;
+    cfg.grid = dim3(static_cast<unsigned>(plan.grid));
+    cfg.block = dim3(Tr::kThreads);
+    cfg.smem = shared.bytes;
+    cfg.stream = stream;
+    const Status status = cu::launch(cfg, verify_attention_kernel<Tr>, args);
+    if (!status.ok() || plan.slots == 0) return status;
+
+    cfg.grid = dim3(static_cast<unsigned>(plan.grid), CombineTraits<Tr>::kSlices);
+    cfg.block = dim3(CombineTraits<Tr>::kThreads);
+    cfg.smem = 0;
+    return cu::launch(cfg, verify_attention_combine_kernel<Tr>, args);
+}
+
+template <class T, int kHeadDim, int kValueDim>
+Status attend(const VerifyAttentionParams& p, const AttendPlan& plan, Stream stream) {
+    Status status;
+    dispatch_int<0, 1, 2>(plan.tile, [&](auto tile) {
+        status = launch_attend<AttendTraits<T, kHeadDim, kValueDim, decltype(tile)::value>>(p, plan,
+                                                                                            stream);
+    });
+    return status;
+}
+
+}  // namespace specdec::cuda

@@ -1,0 +1,194 @@
+// The tensor-core kernel of verify_attention: traits, shared memory, and what a block and a thread know
+// about themselves. Order of summation and bytes moved: see cuda.cu.
+#pragma once
+
+#include <type_traits>
+
+#include "fold.cuh"
+#include "schedule.cuh"
+#include "tuning.h"
+
+namespace specdec::cuda {
+
+struct AttendArgs {
+    VerifyAttentionParams p;
+    float scale_log2;  // p.scale * log2(e)
+    bool aligned;      // rows of q and of both caches start at multiples of 16 bytes
+    PartialStore partials;
+};
+
+// --- Traits ------------------------------------------------------------------------------------------
+
+template <class Element, int kHeadDim_, int kValueDim_, int kTile>
+struct AttendTraits {
+    using T = Element;  // bf16 or f16
+    static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
+    static constexpr int kRowBlocks = kAttentionTiles[kTile].row_blocks;
+    static constexpr int kRowWarps = kAttentionTiles[kTile].row_warps;
+    static constexpr int kRows = kAttentionTiles[kTile].rows();
+    static constexpr int kBlocksPerSm = kAttentionTiles[kTile].blocks_per_sm;
+
+    static constexpr int kParts = 4;  // warps side by side along the tokens of a tile
+    static constexpr int kWarpTokens = kTileTokens / kParts;
+    static_assert(kWarpTokens == 16, "one contraction step of P V per warp and tile");
+    static constexpr int kThreads = 32 * kParts * kRowWarps;
+
+    static constexpr int kStages = kRingBytes / (kTileTokens * (kHeadDim + kValueDim) * 2);
+    static_assert(kStages >= 2 && kStages <= 4, "RingBits holds 16 bits for each of 4 tiles");
+    using RingBits = std::conditional_t<kStages == 2, uint32_t, uint64_t>;
+
+    // Sums change owners in slices of this many columns, to keep the exchange buffer small.
+    static constexpr int kSliceColumns = kRowBlocks == 1 ? 32 : 16;
+    static constexpr int kSlices = kValueDim / kSliceColumns;
+    static constexpr int kSliceQuads = kSliceColumns / 4;
+    static_assert(kRows * kSliceQuads == kThreads, "every thread owns one quad of a slice");
+
+    // Query fragments that fit into registers are read from shared memory once.
+    static constexpr bool kQueryInRegisters = kRowBlocks * kHeadDim <= 128;
+};
+
+// --- Shared memory -----------------------------------------------------------------------------------
+
+struct SharedPlan {
+    size_t keys, values, query, exchange;  // byte offsets
+    size_t bytes, device_bytes;
+};
+
+template <class Tr>
+constexpr SharedPlan shared_plan() {
+    using T = typename Tr::T;
+    cu::SmemLayout layout;
+    SharedPlan plan{};
+    plan.keys = layout.add<T>(Tr::kStages * kTileTokens * Tr::kHeadDim);     // [stage, token, D]
+    plan.values = layout.add<T>(Tr::kStages * kTileTokens * Tr::kValueDim);  // [stage, token, Dv]
+    plan.query = layout.add<T>(Tr::kRows * Tr::kHeadDim);                    // [row, D]
+    plan.exchange =
+        layout.add<float>(Tr::kParts * Tr::kRows * Tr::kSliceColumns);  // [part, row, col]
+    plan.bytes = layout.bytes();
+    plan.device_bytes = layout.device_bytes();
+    return plan;
+}
+
+template <class Tr>
+constexpr SharedPlan kSharedPlan = shared_plan<Tr>();  // a constant, as device code cannot call it
+
+template <class T>
+struct alignas(16) Chunk {  // what one lane copies: 16 bytes of a row
+    T x[8];
+};
+
+// Element offset of 16-byte chunk `chunk` in row `row` of a matrix in shared memory. Eight rows at one
+// chunk, and eight chunks of one row, both lie in different banks.
+template <int kDim>
+__device__ __forceinline__ int swizzled(int row, int chunk) {
+    return row * kDim + ((chunk ^ (row & 7)) * 8);
+}
+
+// Same for the exchange buffer of floats, whose rows are 16 or 32 words: the four rows that a half-warp
+// stores 8-byte pairs of lie in different banks.
+template <int kColumns>
+__device__ __forceinline__ int exchange_index(int row, int column) {
+    constexpr int kGroups = kColumns / 8;
+    return row * kColumns + (column ^ (row / (32 / kColumns) % kGroups * 8));
+}
+
+// Global to shared, asynchronously where rows are 16-byte aligned; zeros where there is no source.
+template <class T>
+__device__ __forceinline__ void copy_chunk(T* target, const T* source, bool valid, bool aligned) {
+    if (aligned) {
+        ptx::cp_async16_zfill(target, source, valid);
+        return;
+    }
+    Chunk<T> chunk;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) chunk.x[i] = valid ? source[i] : from_float<T>(0.0f);
+    *reinterpret_cast<Chunk<T>*>(target) = chunk;
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<bf16>(float low, float high) {
+    return ptx::pack_bf16(low, high);
+}
+template <>
+__device__ __forceinline__ uint32_t pack<f16>(float low, float high) {
+    return ptx::pack_f16(low, high);
+}
+
+// Where a thread stands. Made anew in every tile from a thread index that the compiler must read again:
+// addresses derived from it would otherwise be computed once and held in registers that are needed for
+// sums.
+template <class Tr>
+struct Lane {
+    int thread = static_cast<int>(ptx::thread_x());
+    int lane = thread % 32;
+    int part = thread / 32 % Tr::kParts;      // which 16 tokens of a tile
+    int row_warp = thread / 32 / Tr::kParts;  // which rows
+    int first_row = row_warp * Tr::kRowBlocks * 16;
+    // ldmatrix: a 16x16 block whose four 8x8 matrices go down first, then right; or right, then down.
+    int down_row = lane % 16, down_chunk = lane / 16;
+    int right_row = lane / 16 * 8 + lane % 8, right_chunk = lane / 8 % 2;
+
+    // The warps that share one part of the tokens wait for each other.
+    __device__ __forceinline__ void sync_part() const {
+        if constexpr (Tr::kRowWarps == 1) {
+            __syncwarp();
+        } else {
+            ptx::bar_sync(1 + part, 32 * Tr::kRowWarps);
+        }
+    }
+};
+
+template <class Tr>
+struct SharedArrays {
+    using T = typename Tr::T;
+    T* keys;
+    T* values;
+    T* query;
+    float* exchange;
+
+    __device__ __forceinline__ explicit SharedArrays(unsigned char* memory) {
+        constexpr SharedPlan plan = kSharedPlan<Tr>;
+        constexpr int kTokens = Tr::kStages * kTileTokens;
+        keys = cu::smem_at<T>(memory, plan.keys, kTokens * Tr::kHeadDim);
+        values = cu::smem_at<T>(memory, plan.values, kTokens * Tr::kValueDim);
+        query = cu::smem_at<T>(memory, plan.query, Tr::kRows * Tr::kHeadDim);
+        exchange =
+            cu::smem_at<float>(memory, plan.exchange, Tr::kParts * Tr::kRows * Tr::kSliceColumns);
+    }
+    // The 16 rows of one part in one stage of the ring.
+    __device__ __forceinline__ T* key_slot(int stage, const Lane<Tr>& at) const {
+        return keys + (stage * kTileTokens + at.part * Tr::kWarpTokens) * Tr::kHeadDim;
+    }
+    __device__ __forceinline__ T* value_slot(int stage, const Lane<Tr>& at) const {
+        return values + (stage * kTileTokens + at.part * Tr::kWarpTokens) * Tr::kValueDim;
+    }
+};
+
+// --- Task: what the block works on, in shared memory for the same reason -----------------------------
+
+struct Task {
+    Item item;
+    int64_t index, stop;             // of the item list: the item's segments that this block does
+    int64_t range_begin, range_end;  // all that the block does
+    int64_t partial_slot;  // of segment `first`, or -1: fold segments, starting with segment 0
+    int first, last;       // segments
+    int end_tile;          // first tile without a place that any row sees
+    int limit;             // places from here on are seen by no row
+    int seen_by_all;       // places below this are seen by every row
+};
+
+__device__ __forceinline__ int packed_rows(const VerifyAttentionParams& p, const Item& item) {
+    return item.request.rows * group_size(p);
+}
+
+// Visible places of a row of the tile; padding rows see what the last row sees.
+template <class Tr>
+__device__ __forceinline__ int row_limit(const VerifyAttentionParams& p, const Item& item,
+                                         int row) {
+    const int packed = min(item.row_block * Tr::kRows + row, packed_rows(p, item) - 1);
+    return visible_places(p, item.request, packed / group_size(p));
+}
+
+}  // namespace specdec::cuda
