@@ -19,6 +19,7 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr int kTile = kTileTokens;
+constexpr int kSegmentTiles = kSegmentTokens / kTile;
 constexpr int kKeyStrips = kTile / kLanes;
 constexpr int kBlockRows = 6;  // 6 rows x 2 vectors of accumulators fill the 16 AVX registers
 constexpr uint64_t kAllKeys = ~uint64_t{0};
@@ -116,23 +117,34 @@ SPECDEC_SIMD void transpose8(Float8 (&r)[8]) {
     }
 }
 
-// Asks for the rows of some keys ahead of their use: they lie a page or a row of heads apart, which
-// no hardware prefetcher follows.
+// Asks for the K and V rows of the tile that comes next, a few with every block of rows that is
+// multiplied: they lie a page or a row of heads apart, which no hardware prefetcher follows.
 template <class T>
-SPECDEC_SIMD void prefetch_rows(const View<const T, 4>& cache, int64_t head, const Places& places,
-                                int first, int count) {
-    for (int key = first; key < first + count; ++key) {
-        if ((places.present >> key & 1) == 0) continue;
-        const char* row = reinterpret_cast<const char*>(place_row(cache, head, places, key));
-        const int64_t bytes = cache.size[3] * sizeof(T);
-        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
-    }
-}
+struct Ahead {
+    const View<const T, 4>& k_cache;
+    const View<const T, 4>& v_cache;
+    int64_t head;
+    const Places& places;
+    int rows_at_once;
+    int next = 0;
 
-// K of the present places, turned so that 16 keys are lanes; absent keys are 0. Asks for V.
+    SPECDEC_SIMD void step() {
+        const int end = next + rows_at_once < 2 * kTile ? next + rows_at_once : 2 * kTile;
+        for (; next < end; ++next) {
+            const int key = next % kTile;
+            if ((places.present >> key & 1) == 0) continue;
+            const View<const T, 4>& cache = next < kTile ? k_cache : v_cache;
+            const char* row = reinterpret_cast<const char*>(place_row(cache, head, places, key));
+            const int64_t bytes = cache.size[3] * sizeof(T);
+            for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+        }
+    }
+};
+
+// K of the present places, turned so that 16 keys are lanes; absent keys are 0.
 template <class T>
-void pack_k(const View<const T, 4>& k_cache, const View<const T, 4>& v_cache, int64_t head,
-            const Places& places, int strips, float* out) {
+void pack_k(const View<const T, 4>& k_cache, int64_t head, const Places& places, int strips,
+            float* out) {
     static const T kAbsent[kMaxHeadDim] = {};
     const int64_t head_dim = k_cache.size[3];
     for (int group = 0; group < 2 * strips; ++group) {  // of 8 keys
@@ -142,7 +154,6 @@ void pack_k(const View<const T, 4>& k_cache, const View<const T, 4>& v_cache, in
             row[i] = kAbsent;
             if (places.present >> key & 1) row[i] = place_row(k_cache, head, places, key);
         }
-        prefetch_rows(v_cache, head, places, 8 * group, 8);
         float* target = out + (group / 2) * head_dim * kLanes + (group % 2) * 8;
         for (int64_t d = 0; d < head_dim; d += 8) {
             Float8 block[8];
@@ -157,15 +168,12 @@ void pack_k(const View<const T, 4>& k_cache, const View<const T, 4>& v_cache, in
     }
 }
 
-// V of the present places; absent keys stay unwritten and are never read. Asks for K of the next
-// tile.
+// V of the present places; absent keys stay unwritten and are never read.
 template <class T>
-void pack_v(const View<const T, 4>& v_cache, const View<const T, 4>& k_cache, int64_t head,
-            const Places& places, const Places& next, float* out) {
+void pack_v(const View<const T, 4>& v_cache, int64_t head, const Places& places, float* out) {
     const int64_t head_dim = v_cache.size[3];
-    for (int key = 0; key < kTile; ++key) {
-        prefetch_rows(k_cache, head, next, key, 1);
-        if ((places.present >> key & 1) == 0) continue;
+    for (uint64_t left = places.present; left != 0; left &= left - 1) {
+        const int key = __builtin_ctzll(left);
         const T* row = place_row(v_cache, head, places, key);
         for (int64_t d = 0; d < head_dim; d += kLanes) {
             store(out + (d / kLanes * kTile + key) * kLanes, load(row + d));
@@ -281,9 +289,13 @@ inline void value_row(const float* weights, const float* values, float decay, ui
 }
 
 // Cuts `rows` rows into blocks of nearly equal size and calls fn(first row, IntTag<rows>) for each.
+SPECDEC_SIMD int blocks_of(int rows) {
+    return (rows + kBlockRows - 1) / kBlockRows;
+}
+
 template <class F>
 void for_blocks(int rows, F&& fn) {
-    const int blocks = (rows + kBlockRows - 1) / kBlockRows;
+    const int blocks = blocks_of(rows);
     for (int i = 0; i < blocks; ++i) {
         const int first = rows * i / blocks, last = rows * (i + 1) / blocks;
         dispatch_int<6, 5, 4, 3, 2, 1>(last - first, [&](auto count) { fn(first, count); });

@@ -1,0 +1,146 @@
+// How verify_attention's work is cut into groups and units on the CPU. Included by cpu.cpp only.
+// Nothing here touches a number of the result: which thread evaluates what, and in which order
+// memory is walked.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "params.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+namespace {
+
+constexpr int kGroupRows = 96;             // packed rows that share a gathered tile
+constexpr int64_t kGroupFloats = 1 << 18;  // of queries and outputs of a group, about the L2 cache
+constexpr int64_t kUnitGrain = 1 << 20;    // multiply-adds below which a thread is not worth waking
+
+// Packed rows first .. first + rows - 1 of KV heads head .. head + heads - 1 of one request. Packed
+// row m of a KV head is row m / share of the request, query head m % share of the `share` query heads
+// that read this KV head. All heads go through a segment before the next one: neighbouring heads lie
+// in the same memory pages, which are costly to look up.
+struct Group {
+    int64_t request, head, heads, share;
+    int64_t row_begin, row_count;  // of the request, in q and out
+    int64_t first;
+    int rows;
+    int64_t limit;     // places that its last row sees: nothing behind is read
+    int64_t segments;  // units of the group
+    int64_t first_unit;
+    int64_t cost;  // of one unit
+    float* partials =
+        nullptr;         // a State per segment and head, where several threads share the group
+    int64_t folded = 0;  // leading segments that are already folded into the first of them
+
+    int64_t row(int64_t m) const { return row_begin + (first + m) / share; }
+    int64_t query_head(int64_t h, int64_t m) const {
+        return (head + h) * share + (first + m) % share;
+    }
+};
+
+struct Plan {
+    std::vector<Group> groups;
+    int64_t units = 0, cost = 0;
+    int64_t most_rows = 0;  // of a group, over its heads
+};
+
+inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+// Places that packed row m of the group sees: 0 .. result-1 (as far as their pages exist).
+inline int64_t visible_places(const VerifyAttentionParams& p, const Group& g, int64_t m) {
+    const int64_t width = p.block_table.size[1] * p.k_cache.size[1];
+    const int64_t seq_len = p.seq_lens[g.request];
+    const int64_t own = seq_len - g.row_count + g.row(m) - g.row_begin;  // the row's own place
+    return clamp(p.mask == AttentionMask::kCausal ? own + 1 : seq_len, 0, width);
+}
+
+// Rows that see nothing, or belong to no request.
+inline void clear_output(const VerifyAttentionParams& p, int64_t row, int64_t head) {
+    const int64_t size = dtype_size(p.dtype);
+    char* out = static_cast<char*>(p.out.data);
+    std::memset(out + (row * p.out.stride[0] + head * p.out.stride[1]) * size, 0,
+                p.out.size[2] * size);
+    p.lse[row * p.out.size[1] + head] = -__builtin_inff();
+}
+
+// Groups of all heads of request b, `step` KV heads each (fewer where they would outgrow the cache).
+inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begin, int64_t end,
+                         int64_t step, Plan& plan) {
+    const int64_t kv_heads = p.k_cache.size[2], share = p.q.size[1] / kv_heads;
+    const int64_t width = p.k_cache.size[3] + p.v_cache.size[3];
+    const int64_t packed = (end - begin) * share;
+    const int64_t chunks = (packed + kGroupRows - 1) / kGroupRows;
+    for (int64_t i = 0; i < chunks; ++i) {
+        Group g{};
+        g.request = b;
+        g.share = share;
+        g.row_begin = begin;
+        g.row_count = end - begin;
+        g.first = packed * i / chunks;
+        g.rows = static_cast<int>(packed * (i + 1) / chunks - g.first);
+        g.limit = visible_places(p, g, g.rows - 1);
+        g.segments = (g.limit + kSegmentTokens - 1) / kSegmentTokens;
+        const int64_t most = clamp(kGroupFloats / (g.rows * width), 1, step);
+        for (g.head = 0; g.head < kv_heads; g.head += g.heads) {
+            g.heads = clamp(kv_heads - g.head, 1, most);
+            g.first_unit = plan.units;
+            // Gathering a tile costs about as much as multiplying it with a dozen rows.
+            const int64_t places = g.segments > 0 ? g.limit / g.segments + 1 : 0;
+            g.cost = g.heads * places * (g.rows + 12) * width;
+            plan.units += g.segments;
+            plan.cost += g.segments * g.cost;
+            if (plan.most_rows < g.heads * g.rows) plan.most_rows = g.heads * g.rows;
+            plan.groups.push_back(g);
+            for (int64_t m = 0; m < g.rows && g.segments == 0; ++m) {
+                for (int64_t h = 0; h < g.heads; ++h) clear_output(p, g.row(m), g.query_head(h, m));
+            }
+        }
+    }
+}
+
+// Also clears the output of rows that see nothing.
+inline Plan make_plan(const VerifyAttentionParams& p, int64_t threads) {
+    const int64_t rows = p.q.size[0], kv_heads = p.k_cache.size[2];
+    std::vector<int64_t> bound(2 * p.batch);
+    std::vector<char> owned(rows, 0);
+    int64_t segments = 0;
+    for (int64_t b = 0; b < p.batch; ++b) {
+        const int64_t begin = clamp(p.cu_rows[b], 0, rows);
+        const int64_t end = clamp(p.cu_rows[b + 1], begin, rows);
+        bound[2 * b] = begin;
+        bound[2 * b + 1] = end;
+        for (int64_t row = begin; row < end; ++row) owned[row] = 1;
+        if (end > begin && p.seq_lens[b] > 0) segments += p.seq_lens[b] / kSegmentTokens + 1;
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t h = 0; h < p.q.size[1] && !owned[row]; ++h) clear_output(p, row, h);
+    }
+    // Few segments for several threads: split the heads as well.
+    const int64_t step =
+        threads == 1 ? kv_heads : clamp(kv_heads * segments / (4 * threads), 1, kv_heads);
+    Plan plan;
+    for (int64_t b = 0; b < p.batch; ++b) {
+        plan_request(p, b, bound[2 * b], bound[2 * b + 1], step, plan);
+    }
+    return plan;
+}
+
+// Cuts the units into runs of equal cost; run i is units bound[i] .. bound[i+1]-1.
+inline std::vector<int64_t> cut(const Plan& plan, int64_t runs) {
+    std::vector<int64_t> bound(runs + 1, plan.units);
+    bound[0] = 0;
+    int64_t cost = 0, run = 1;
+    for (const Group& g : plan.groups) {
+        const int64_t next = cost + g.segments * g.cost;
+        for (; run < runs && plan.cost * run / runs < next; ++run) {
+            bound[run] = g.first_unit + (plan.cost * run / runs - cost) / g.cost;
+        }
+        cost = next;
+    }
+    return bound;
+}
+
+}  // namespace
+}  // namespace specdec::cpu::SPECDEC_ISA
