@@ -17,7 +17,8 @@ namespace specdec::cuda {
 // --- Traits ---------------------------------------------------------------------------------------
 constexpr int kTileThreads = 256;
 constexpr int kTileWarps = kTileThreads / kWarpSize;
-constexpr int kTileBlocksPerSm = 5;  // of statistics: at most 48 registers, 40 KB of loads in flight
+// Statistics blocks per multiprocessor: at most 48 registers, 40 KB or more of loads in flight.
+constexpr int kTileBlocksPerSm = 5;
 constexpr int kTileEntries = static_cast<int>(kVocabTile);
 constexpr int kEntriesPerThread = kTileEntries / kTileThreads;
 constexpr int kQuad = 4;
@@ -34,12 +35,20 @@ struct alignas(16) TileStats {
 };
 constexpr uint32_t kBadTile = 0x80000000u;  // the tile has a NaN or +inf
 
-__device__ __forceinline__ float minus_infinity() { return bits_float(0xff800000u); }
+__device__ __forceinline__ float minus_infinity() {
+    return bits_float(0xff800000u);
+}
 
 // --- Loads ----------------------------------------------------------------------------------------
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(bf16 x) { return to_float(x); }
-__device__ __forceinline__ float widen(f16 x) { return ptx::f16_to_float(x); }
+__device__ __forceinline__ float widen(float x) {
+    return x;
+}
+__device__ __forceinline__ float widen(bf16 x) {
+    return to_float(x);
+}
+__device__ __forceinline__ float widen(f16 x) {
+    return ptx::f16_to_float(x);
+}
 
 __device__ __forceinline__ void unpack(uint32_t word, float (&x)[1], float) {
     x[0] = bits_float(word);
@@ -67,7 +76,7 @@ struct VectorOf<16> {
 // kCount entries from an address that is a multiple of their size, in one load.
 template <int kCount, class T>
 __device__ __forceinline__ void load_vector(const T* source, float* x) {
-    using Vector = typename VectorOf<kCount * static_cast<int>(sizeof(T))>::type;
+    using Vector = typename VectorOf<kCount* static_cast<int>(sizeof(T))>::type;
     constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
     const Vector vector = __ldg(reinterpret_cast<const Vector*>(source));
     uint32_t words[kCount / kPerWord];
@@ -164,9 +173,8 @@ __device__ __forceinline__ void with_type(DType dtype, Fn&& fn) {
 template <int kVec>
 __device__ __forceinline__ void load_tile(const Row& row, int64_t vocab_size, int tile,
                                           float (&x)[kEntriesPerThread]) {
-    with_type(row.dtype, [&](auto zero) {
-        load_tile<kVec>(row.as<decltype(zero)>(), vocab_size, tile, x);
-    });
+    with_type(row.dtype,
+              [&](auto zero) { load_tile<kVec>(row.as<decltype(zero)>(), vocab_size, tile, x); });
 }
 
 // The entries first..first+3, with -inf past the vocabulary.
@@ -185,7 +193,9 @@ __device__ __forceinline__ float entry_of(const Row& row, int64_t id) {
 }
 
 // --- Sums -----------------------------------------------------------------------------------------
-__device__ __forceinline__ float quad_sum(const float* x) { return ((x[0] + x[1]) + x[2]) + x[3]; }
+__device__ __forceinline__ float quad_sum(const float* x) {
+    return ((x[0] + x[1]) + x[2]) + x[3];
+}
 
 // Sums of the strips of a tile, by the whole block; the caller puts a barrier before reading them.
 template <int kVec>
@@ -306,13 +316,13 @@ __device__ __forceinline__ RowPeak row_peak(const TileStats* tiles, int num_tile
 }
 
 // Mass of a tile in units of the row: kSum is &TileStats::sum or &TileStats::raw_sum.
-template <float TileStats::* kSum>
+template <float TileStats::*kSum>
 __device__ __forceinline__ float tile_mass(const TileStats& tile, float row_max, float scale) {
     return tile.*kSum * ptx::ex2((tile.max - row_max) * scale);
 }
 
 // Sum over the row of 2^((x - max) * scale).
-template <float TileStats::* kSum>
+template <float TileStats::*kSum>
 __device__ __forceinline__ float row_sum(const TileStats* tiles, int num_tiles, float row_max,
                                          float scale) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;

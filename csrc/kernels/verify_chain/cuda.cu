@@ -60,8 +60,8 @@ __device__ __forceinline__ TileStats* draft_stats(const VerifyChainParams& p, co
 
 // --- A request, as far as its chain is concerned --------------------------------------------------
 struct Request {
-    int64_t first;      // its first row
-    int64_t num_rows;   // anchor and drafts in use; 0: inactive
+    int64_t first;     // its first row
+    int64_t num_rows;  // anchor and drafts in use; 0: inactive
     bool greedy;
     float scale;        // of p
     int64_t draft_row;  // of draft_logits; -1: q is one-hot
@@ -91,8 +91,7 @@ __device__ __forceinline__ Request read_request(const VerifyChainParams& p, int6
     return r;
 }
 
-__device__ __forceinline__ Row target_row(const VerifyChainParams& p, const Request& r,
-                                          int64_t j) {
+__device__ __forceinline__ Row target_row(const VerifyChainParams& p, const Request& r, int64_t j) {
     return row_of(p.target_logits, p.logits_dtype, r.first + j);
 }
 
@@ -113,7 +112,8 @@ __device__ __forceinline__ bool is_reachable(const VerifyChainParams& p, const R
 
 // --- Launch 1 -------------------------------------------------------------------------------------
 __global__ void __launch_bounds__(kTileThreads, kTileBlocksPerSm)
-    verify_statistics_kernel(const __grid_constant__ VerifyChainParams p, unsigned rows_per_request) {
+    verify_statistics_kernel(const __grid_constant__ VerifyChainParams p,
+                             unsigned rows_per_request) {
     CU_SHARED(shared, StatsPlan);
     const int64_t b = blockIdx.x / rows_per_request;
     const int64_t slot = blockIdx.x % rows_per_request;
@@ -126,10 +126,10 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocksPerSm)
     const int64_t j = is_draft ? slot - p.max_drafts - 1 : slot;
     // A draft row is read for the draft that its target row tests, the one fed at row j+1.
     if (!is_reachable(p, r, is_draft ? j + 1 : j) || (is_draft && r.draft_row < 0)) return;
-    tile_statistics<false>(is_draft ? draft_row(p, r, j) : target_row(p, r, j), p.vocab_size, tile,
-                           is_draft ? r.draft_scale : r.scale, shared,
-                           (is_draft ? draft_stats(p, plan, b, j) : target_stats(p, plan, b, j)) +
-                               tile);
+    tile_statistics<false>(
+        is_draft ? draft_row(p, r, j) : target_row(p, r, j), p.vocab_size, tile,
+        is_draft ? r.draft_scale : r.scale, shared,
+        (is_draft ? draft_stats(p, plan, b, j) : target_stats(p, plan, b, j)) + tile);
 }
 
 // --- Launch 2: the chain --------------------------------------------------------------------------
@@ -231,9 +231,7 @@ __device__ __forceinline__ void write_outputs(const VerifyChainParams& p, int64_
                                               int64_t accepted, int64_t token, int32_t status) {
     const int64_t width = p.max_drafts + 1;
     for (int64_t i = threadIdx.x; i < width; i += kWarpSize) {
-        const int64_t id = i < accepted    ? p.input_ids[first + 1 + i]
-                           : i == accepted ? token
-                                           : -1;
+        const int64_t id = i < accepted ? p.input_ids[first + 1 + i] : i == accepted ? token : -1;
         if (p.input_ids.dtype == DType::kI64) {
             static_cast<int64_t*>(p.tokens)[b * width + i] = id;
         } else {
@@ -245,7 +243,7 @@ __device__ __forceinline__ void write_outputs(const VerifyChainParams& p, int64_
     p.status[b] = status;
 }
 
-__global__ void __launch_bounds__(kTileThreads, 3)
+__global__ void __launch_bounds__(kTileThreads)
     verify_accept_kernel(const __grid_constant__ VerifyChainParams p) {
     CU_SHARED(decisions, Decision[kTileWarps]);
     CU_SHARED(strips, float[kStrips]);
@@ -260,8 +258,8 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 
     // Where the chain ends; the same in all blocks of the request.
     const Decision& end = replay(p, plan, r, b, decisions);
-    EntryMass weight{target_row(p, r, end.row), draft_row(p, r, end.row), end.draft, p.vocab_size,
-                     end.p, end.q};
+    EntryMass weight{
+        target_row(p, r, end.row), draft_row(p, r, end.row), end.draft, p.vocab_size, end.p, end.q};
     float* masses = scratch_at<float>(p, plan.masses) + b * plan.num_tiles;
     const bool rejected = end.verdict == Verdict::kResidual;
 
@@ -299,7 +297,9 @@ __global__ void __launch_bounds__(kTileThreads, 3)
 }  // namespace
 
 // --- Launch ---------------------------------------------------------------------------------------
-int64_t verify_chain_scratch_bytes(const VerifyChainParams& p) { return plan_of(p).bytes; }
+int64_t verify_chain_scratch_bytes(const VerifyChainParams& p) {
+    return plan_of(p).bytes;
+}
 
 Status verify_chain(const VerifyChainParams& p, Stream stream) {
     if (p.batch == 0) return Status{};
@@ -312,8 +312,8 @@ Status verify_chain(const VerifyChainParams& p, Stream stream) {
     cu::LaunchCfg cfg;
     cfg.block = dim3(kTileThreads);
     cfg.stream = stream;
-    cfg.grid = dim3(static_cast<unsigned>(p.batch * rows_per_request),
-                    static_cast<unsigned>(num_tiles));
+    cfg.grid =
+        dim3(static_cast<unsigned>(p.batch * rows_per_request), static_cast<unsigned>(num_tiles));
     status = cu::launch(cfg, verify_statistics_kernel, p, static_cast<unsigned>(rows_per_request));
     if (!status.ok()) return status;
 
