@@ -1,0 +1,207 @@
+"""The seeded bugs: a text of a kernel, what it becomes, and which build's tests must notice.
+
+build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the sanitizers
+says    a regular expression that the failing run must print: the diagnosis, not just a failure
+"""
+
+import dataclasses
+
+RACE_SHARED = r"race on shared memory|uninitialised shared memory"
+RACE_GLOBAL = "race on global memory"
+BOUNDS = "out of bounds"
+
+APPEND_KV = "csrc/kernels/append_kv/cuda.cu"
+SAMPLE = "csrc/kernels/sample/cuda.cu"
+CHAIN = "csrc/kernels/verify_chain/cuda.cu"
+BLOCK = "csrc/kernels/common/block.cuh"
+ROWS = "csrc/kernels/common/vocab_rows.cuh"
+DRAW = "csrc/kernels/common/vocab_draw.cuh"
+TESTS = {
+    APPEND_KV: "python_tests/test_append_kv.py",
+    SAMPLE: "python_tests/test_sample.py",
+    CHAIN: "python_tests/test_verify_chain.py",
+    BLOCK: "cpp_tests/cuda_on_cpu/tests/test_correct.py",
+    ROWS: "python_tests/test_sample.py",
+    DRAW: "python_tests/test_sample.py",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    id: str
+    file: str
+    old: str
+    new: str
+    build: str = "plain"
+    says: str = ""
+    tests: str = ""
+
+
+def bug(id, file, old, new, build="plain", says="", tests=""):
+    return Mutation(id, file, old, new, build, says, tests or TESTS[file])
+
+
+_APPEND_KV = [
+    bug("append-slot-of-another-row", APPEND_KV, "slots[row]", "slots[0]", "hooks", RACE_GLOBAL),
+    bug("append-k-twice", APPEND_KV, "blockIdx.y == 0 ? k : v", "blockIdx.y == 0 ? k : k"),
+    bug("append-bad-slot-written", APPEND_KV, "if (place < 0) return;", "", "hooks", BOUNDS),
+    bug("append-one-chunk-too-many", APPEND_KV, "i < row_chunks;", "i <= row_chunks;", "hooks"),
+    bug("append-head-stride", APPEND_KV, "head * side.cache.stride[2]", "head * chunks"),
+    bug("append-chunks-skipped", APPEND_KV, "i += blockDim.x", "i += 2 * blockDim.x"),
+    bug("append-scale-of-head-0", APPEND_KV, "side.scale[head * side.scale_stride]", "side.scale[0]"),
+    bug("append-scale-multiplies", APPEND_KV, "to_float(x) / scale", "to_float(x) * scale"),
+    bug("append-pointer-alignment", APPEND_KV, "(view.data) % 16 == 0", "(view.data) % 2 == 0",
+        "hooks", "misaligned"),
+    bug("append-stride-alignment", APPEND_KV, "bytes % 16 == 0);", "bytes % 2 == 0);"),
+    bug("append-row-end-cut-off", APPEND_KV,
+        "return ok && view.size[N - 1] * element_size % 16 == 0;", "return ok;"),
+    bug("append-v-not-launched", APPEND_KV, "cfg.grid = dim3(static_cast<unsigned>(k.rows.size[0]), 2);",
+        "cfg.grid = dim3(static_cast<unsigned>(k.rows.size[0]), 1);"),
+]  # fmt: skip
+
+_BLOCK = [
+    bug("block-read-before-written", BLOCK,
+        "scratch.per_warp[warp] = value;\n    __syncthreads();", "scratch.per_warp[warp] = value;",
+        "hooks", RACE_SHARED),
+    bug("block-scratch-reused-early", BLOCK,
+        "    __syncthreads();  // the next call may write scratch\n", "", "hooks", RACE_SHARED),
+    bug("block-all-lanes-write", BLOCK, "if (lane == 0) scratch.per_warp[warp] = value;",
+        "scratch.per_warp[warp] = value;", "hooks", RACE_SHARED),
+    bug("block-one-warp-too-many", BLOCK,
+        "for (int w = 1; w < kWarps; ++w) total = op(total, scratch.per_warp[w]);",
+        "for (int w = 1; w <= kWarps; ++w) total = op(total, scratch.per_warp[w]);", "hooks", BOUNDS),
+    bug("block-argmax-highest-tie", BLOCK, "b.index < a.index", "b.index > a.index"),
+    bug("block-butterfly-too-short", BLOCK, "int lane_mask = kWarpSize / 2;",
+        "int lane_mask = kWarpSize / 4;"),
+    bug("block-scan-off-by-one", BLOCK, "if (lane >= distance) value", "if (lane > distance) value"),
+    bug("block-scan-wrong-warp", BLOCK, "if (w == warp) before = total;",
+        "if (w == warp - 1) before = total;"),
+    bug("block-scan-wrong-lane", BLOCK, "if (lane == kWarpSize - 1) scratch", "if (lane == 0) scratch"),
+    bug("block-shuffle-half-mask", BLOCK, "return __shfl_xor_sync(kFullMask, value, lane_mask);",
+        "return __shfl_xor_sync(0x0000ffffu, value, lane_mask);", "plain", "leaves it out"),
+]  # fmt: skip
+
+_ROWS = [
+    bug("rows-last-tile-read-whole", ROWS, "if (aligned && first + kVocabTile <= vocab_size) {",
+        "if (aligned) {", "hooks", BOUNDS),
+    bug("rows-last-group-read-whole", ROWS, "if (aligned && valid >= kCount) {",
+        "if (aligned && valid > 0) {", "hooks", BOUNDS),
+    bug("rows-one-entry-too-many", ROWS, "i < valid ? widen(source[i])", "i <= valid ? widen(source[i])",
+        "hooks", BOUNDS),
+    bug("rows-alignment-ignored", ROWS, "(row) % (kCount * sizeof(T)) == 0", "(row) % sizeof(T) == 0",
+        "hooks", "misaligned"),
+    bug("rows-max-without-barrier", ROWS, "const bool bad_tile = __syncthreads_or(bad) != 0;",
+        "const bool bad_tile = __any_sync(kFullMask, bad) != 0;", "hooks", RACE_SHARED),
+    bug("rows-max-misses-a-warp", ROWS, "for (int w = 1; w < kTileWarps; ++w) max",
+        "for (int w = 1; w < kTileWarps - 1; ++w) max"),
+    bug("rows-argmax-highest-tie", ROWS, "for (int i = kEntriesPerThread - 1; i >= 0; --i) {",
+        "for (int i = 0; i < kEntriesPerThread; ++i) {"),
+    bug("rows-sums-without-barrier", ROWS, "(kLog2E, plan.raw_strips);\n    __syncthreads();",
+        "(kLog2E, plan.raw_strips);", "hooks", RACE_SHARED),
+    bug("rows-exponent-not-shifted", ROWS, "ptx::ex2((x[i] - origin) * by)", "ptx::ex2(x[i] * by)"),
+    bug("rows-raw-sum-forgotten", ROWS, "const bool raw_too = kRaw && scale != kLog2E;",
+        "const bool raw_too = false;"),
+    bug("rows-argmax-without-tile", ROWS, "static_cast<uint32_t>(tile * kTileEntries) + argmax",
+        "argmax"),
+    bug("rows-nan-not-reported", ROWS, "if (bad_tile) stats.argmax |= kBadTile;", ""),
+    bug("rows-nan-seen-by-one-lane", ROWS, "bad = __any_sync(kFullMask, bad) != 0;", ""),
+    bug("rows-strip-tree-too-short", ROWS, "for (int lanes = 1; lanes < kStrip / kVec; lanes *= 2) {",
+        "for (int lanes = 2; lanes < kStrip / kVec; lanes *= 2) {"),
+    bug("rows-every-lane-stores-strip", ROWS, "if (start % kStrip == 0) strips[start / kStrip] = sum;",
+        "strips[start / kStrip] = sum;", "hooks", RACE_SHARED),
+    bug("rows-statistics-by-all-lanes", ROWS, "if (lane == 0) *out = stats;", "*out = stats;",
+        "hooks", RACE_GLOBAL),
+    bug("rows-row-sum-one-tile-per-lane", ROWS,
+        "for (int t = lane; t < num_tiles; t += kWarpSize) {\n        sum = sum",
+        "for (int t = lane; t < min(num_tiles, 1); t += kWarpSize) {\n        sum = sum"),
+    bug("rows-bf16-halves-swapped", ROWS,
+        "    x[0] = bits_float(word << 16);\n    x[1] = bits_float(word & 0xffff0000u);",
+        "    x[1] = bits_float(word << 16);\n    x[0] = bits_float(word & 0xffff0000u);"),
+]  # fmt: skip
+
+_DRAW = [
+    bug("draw-lane-0-below", DRAW, "if (lane == 0) below = before;", ""),
+    bug("draw-carries-nothing-on", DRAW, "before = __shfl_sync(kFullMask, after, kWarpSize - 1);",
+        "before = 0.0f;"),
+    bug("draw-fraction-not-carried", DRAW, "pick_bucket(kWarpSize, strip.fraction,",
+        "pick_bucket(kWarpSize, u,"),
+    bug("draw-entry-without-mass", DRAW, "if (!found && entry[i] > 0.0f) {", "if (!found) {"),
+    bug("draw-strips-without-barrier", DRAW,
+        "    __syncthreads();\n    if (threadIdx.x >= kWarpSize) return 0;",
+        "    if (threadIdx.x >= kWarpSize) return 0;", "hooks", RACE_SHARED),
+    bug("draw-wrong-quad", DRAW, "chosen = __shfl_sync(kFullMask, chosen, quad.index);", ""),
+    bug("draw-residual-keeps-draft", DRAW, "id_of(i) == draft ? 0.0f : p(mass[i])", "p(mass[i])",
+        tests=TESTS[CHAIN]),
+    bug("draw-residual-without-q", DRAW, "fmaxf(p(mass[i]) - q(y[i]), 0.0f)", "p(mass[i])",
+        tests=TESTS[CHAIN]),
+    bug("draw-residual-negative", DRAW, "fmaxf(p(mass[i]) - q(y[i]), 0.0f)", "p(mass[i]) - q(y[i])",
+        tests=TESTS[CHAIN]),
+    bug("draw-strips-overwritten-early", DRAW,
+        "    __syncthreads();  // the next tile may overwrite the strips\n", "", "hooks", RACE_SHARED,
+        tests=TESTS[CHAIN]),
+]  # fmt: skip
+
+_SAMPLE = [
+    bug("sample-seed-of-row-0", SAMPLE, "p.seeds[row]", "p.seeds[0]"),
+    bug("sample-other-purpose", SAMPLE, "Purpose::kSample", "Purpose::kBonus"),
+    bug("sample-rows-share-scratch", SAMPLE, "(p.scratch) + row * num_tiles", "(p.scratch)", "hooks",
+        RACE_GLOBAL),
+    bug("sample-tiles-share-scratch", SAMPLE, "statistics_of(p, row, gridDim.y) + tile",
+        "statistics_of(p, row, gridDim.y)", "hooks", RACE_GLOBAL),
+    bug("sample-greedy-draws", SAMPLE, "if (peak.usable && !is_greedy(temperature)) {",
+        "if (peak.usable) {"),
+    bug("sample-all-lanes-write", SAMPLE, "    if (threadIdx.x == 0) {\n        p.tokens",
+        "    {\n        p.tokens", "hooks", RACE_GLOBAL),
+    bug("sample-logprob-of-id-0", SAMPLE, "entry_of(logits, token)", "entry_of(logits, 0)"),
+    bug("sample-lse-without-max", SAMPLE, "lse = peak.max + log_sum;", "lse = log_sum;"),
+    bug("sample-status-lost", SAMPLE, "peak.usable ? 0 : kTargetNan", "0"),
+]  # fmt: skip
+
+_CHAIN = [
+    bug("chain-ticket-not-reset", CHAIN,
+        "if (slot == 0 && tile == 0 && threadIdx.x == 0) scratch_at<uint32_t>(p, plan.tickets)[b] = 0;",
+        ""),
+    bug("chain-ticket-without-release", CHAIN, "ptx::atom_add_acq_rel(ticket, 1u)",
+        "atomicAdd(ticket, 1u)", "hooks", RACE_GLOBAL),
+    bug("chain-last-block-without-barrier", CHAIN,
+        "== num_blocks - 1;\n    __syncthreads();", "== num_blocks - 1;", "hooks", RACE_SHARED),
+    bug("chain-nobody-is-last", CHAIN, "(ticket, 1u) == num_blocks - 1", "(ticket, 1u) == num_blocks"),
+    bug("chain-everybody-is-last", CHAIN, "(ticket, 1u) == num_blocks - 1", "(ticket, 1u) < num_blocks",
+        "hooks", RACE_GLOBAL),
+    bug("chain-decisions-overwritten", CHAIN,
+        "        if (first > 0) __syncthreads();  // the previous decisions have been read\n", "",
+        "hooks", RACE_SHARED),
+    bug("chain-decisions-read-early", CHAIN,
+        "decisions[warp] = mine;\n        __syncthreads();", "decisions[warp] = mine;", "hooks",
+        RACE_SHARED),
+    bug("chain-all-lanes-decide", CHAIN, "if (threadIdx.x % kWarpSize == 0) decisions[warp] = mine;",
+        "decisions[warp] = mine;", "hooks", RACE_SHARED),
+    bug("chain-coin-of-another-row", CHAIN, "j + 1, Purpose::kAccept", "j, Purpose::kAccept"),
+    bug("chain-uniform-of-another-row", CHAIN, "rejected ? end.row + 1 : end.row,", "end.row,"),
+    bug("chain-bonus-is-residual", CHAIN, "rejected ? Purpose::kResidual : Purpose::kBonus",
+        "Purpose::kResidual"),
+    bug("chain-coin-without-q", CHAIN, "coin * q_draft < p_draft", "coin < p_draft"),
+    bug("chain-residual-from-p", CHAIN, "if (total >= kMinResidualMass) {", "if (total >= 2.0f) {"),
+    bug("chain-empty-residual-drawn", CHAIN, "if (total >= kMinResidualMass) {", "if (rejected) {"),
+    bug("chain-every-share-all-tiles", CHAIN, "tile < plan.num_tiles; tile += num_shares",
+        "tile < plan.num_tiles; tile += 1", "hooks", RACE_GLOBAL),
+    bug("chain-requests-share-masses", CHAIN, "(p, plan.masses) + b * plan.num_tiles",
+        "(p, plan.masses)", "hooks", RACE_GLOBAL),
+    bug("chain-masses-over-statistics", CHAIN, "plan.masses = plan.draft_stats + p.batch * drafts * row;",
+        "plan.masses = plan.draft_stats;", "hooks"),
+    bug("chain-every-block-writes", CHAIN, "    } else if (share != 0) {\n        return;\n    }",
+        "    }", "hooks", RACE_GLOBAL),
+    bug("chain-token-everywhere", CHAIN, "                           : -1;",
+        "                           : token;"),
+    bug("chain-greedy-accepts-all", CHAIN, "if (is_chain && d.draft == peak.argmax)", "if (is_chain)"),
+    bug("chain-q-at-temperature-of-p", CHAIN, "q_peak.max, r.draft_scale);", "q_peak.max, r.scale);"),
+    bug("chain-bad-draft-row-read", CHAIN, " || row < 0 || row >= p.draft_logits.size[0]) return r;",
+        ") return r;", "hooks"),
+    bug("chain-too-many-rows", CHAIN, "- r.first, 0, p.max_drafts + 1);",
+        "- r.first, 0, p.max_drafts + 2);", "hooks"),
+    bug("chain-draft-nan-lost", CHAIN, "d.status = kDraftNan;", ""),
+    bug("chain-first-row-decides", CHAIN, "if (decisions[w].verdict != Verdict::kAccept) return decisions[w];",
+        "return decisions[w];"),
+]  # fmt: skip
+
+ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN

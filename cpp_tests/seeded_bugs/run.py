@@ -1,0 +1,276 @@
+"""Plants bugs in the real kernels and requires that tests or detectors catch every one.
+
+    python cpp_tests/seeded_bugs/run.py                      all (make seeded-bugs)
+    python cpp_tests/seeded_bugs/run.py --sample 6 --seed 1  some, another choice for each seed
+    python cpp_tests/seeded_bugs/run.py --only chain         those whose id contains a text
+    python cpp_tests/seeded_bugs/run.py --list
+
+mutations.py is the table. Each bug is planted in a copy of csrc/; only the objects that depend on the
+changed file are compiled again, by the commands of the existing build in build/emu, and the op's own
+tests then run on the library so made. A bug is caught when they fail, with the expected diagnostic
+where one is named. A text that no longer occurs exactly once, a compile error and a time-out are
+failures of the suite.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("SPECDEC_EMU_DIR", ROOT / "build" / "emu"))
+WORK = ROOT / "build" / "seeded_bugs"
+TIMEOUT_S = 300
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mutations  # noqa: E402
+
+EMULATOR_TESTS = "cpp_tests/cuda_on_cpu/tests"
+
+
+class Broken(Exception):
+    """The suite itself does not work: no such text, a compile error, a hang."""
+
+
+@dataclasses.dataclass
+class Result:
+    mutation: object
+    caught: bool
+    how: str
+    seconds: float
+
+
+def library_of(tests, flavour):
+    return f"emu_tests_{flavour}.so" if tests.startswith(EMULATOR_TESTS) else f"_C_emu_{flavour}.so"
+
+
+class Recipe:
+    """How the build makes one library: its compile commands by object, and the link command."""
+
+    def __init__(self, library):
+        self.library = library
+        lines = self.ninja("commands", library).splitlines()
+        self.link = lines[-1]
+        if f"-o {library}" not in self.link:
+            raise Broken(f"no link command of {library} in {BUILD}")
+        self.compile = {}
+        for line in lines:
+            if m := re.search(r" -o (\S+\.o) -c (\S+)$", line):
+                self.compile[m.group(1)] = line
+        self.depends = {}
+        target = None
+        for line in self.ninja("deps").splitlines():
+            if m := re.match(r"(\S+): #deps", line):
+                target = m.group(1)
+                self.depends[target] = set()
+            elif target and line.strip():
+                self.depends[target].add((BUILD / line.strip()).resolve())
+
+    @staticmethod
+    def ninja(tool, *args):
+        done = subprocess.run(
+            ["ninja", "-C", str(BUILD), "-t", tool, *args], text=True, capture_output=True
+        )
+        if done.returncode != 0:
+            raise Broken(f"ninja -t {tool}: {done.stderr.strip() or done.stdout.strip()}")
+        return "\n".join(
+            line for line in done.stdout.splitlines() if not line.startswith("ninja: Entering")
+        )
+
+    def make(self, changed, folder):
+        """Builds the library in `folder` from the sources in folder/csrc."""
+        objects = [o for o in self.compile if (ROOT / changed).resolve() in self.depends.get(o, ())]
+        if not objects:
+            raise Broken(f"nothing in {self.library} depends on {changed}")
+        link = self.link
+        for i, name in enumerate(objects):
+            command = self.compile[name].replace(f"{ROOT}/csrc", f"{folder}/csrc")
+            command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
+            new = folder / f"{i}.o"
+            run_command(command.replace(f" -o {name} ", f" -o {new} "))
+            link = re.sub(rf"(?<=\s){re.escape(name)}(?=\s)", str(new), link)
+        run_command(link.replace(f"-o {self.library}", f"-o {folder / self.library}"))
+
+
+def run_command(command):
+    done = subprocess.run(command, shell=True, cwd=BUILD, text=True, capture_output=True)
+    if done.returncode != 0:
+        raise Broken("does not build: " + (done.stderr or done.stdout).strip()[:600])
+
+
+def plant(mutation, folder):
+    path = ROOT / mutation.file
+    text = path.read_text()
+    count = text.count(mutation.old)
+    if count != 1:
+        raise Broken(f"{mutation.file}: the text occurs {count} times, must be once")
+    if mutation.new in ("", None) and mutation.old == mutation.new:
+        raise Broken("changes nothing")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "csrc", folder / "csrc")
+    (folder / mutation.file).write_text(text.replace(mutation.old, mutation.new))
+
+
+def run_tests(tests, flavour, folder):
+    """(passed, output) of the tests on the libraries in `folder`."""
+    backend = {"plain": "emu", "hooks": "emu_hooks", "asan": "emu_asan"}[flavour]
+    on_emulator = tests.startswith(EMULATOR_TESTS)
+    path, _, names = tests.partition("::")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        path,
+        "-x",
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+    ]
+    command += [
+        "-k",
+        f"({flavour if on_emulator else backend})" + (f" and ({names})" if names else ""),
+    ]
+    if flavour == "asan":
+        command = [str(ROOT / "tools" / "with_asan.sh"), *command, "-s"]
+    env = {
+        **os.environ,
+        "SPECDEC_EMU_DIR": str(folder),
+        "SPECDEC_BACKENDS": backend,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, text=True, timeout=TIMEOUT_S,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Broken(f"hangs: no result after {TIMEOUT_S} s") from None
+    if done.returncode == 5 or "no tests ran" in done.stdout:
+        raise Broken(f"{tests} selects no test for {backend}")
+    return done.returncode == 0, done.stdout
+
+
+def symptom(output):
+    """One line that says how the tests failed."""
+    for pattern in (
+        r"(\S+\.(?:cu|cuh|h):\d+: (?:race|read|write|out of|misaligned|diverg|__|shuffle|deadlock|live"
+        r"|cp\.async|shared|grid).{0,90})",
+        r"(AddressSanitizer: \S+ )",
+        r"(runtime error: .{0,90})",
+        r"^(FAILED .{0,110})",
+        r"^E +(.{0,110})",
+    ):
+        if m := re.search(pattern, output, re.MULTILINE):
+            return m.group(1)
+    return output.strip().splitlines()[-1][:110] if output.strip() else "ended without a word"
+
+
+def check(mutation, recipes):
+    begin = time.monotonic()
+    folder = WORK / mutation.id
+    try:
+        plant(mutation, folder)
+        recipes[library_of(mutation.tests, mutation.build)].make(mutation.file, folder)
+        passed, output = run_tests(mutation.tests, mutation.build, folder)
+        (folder / "tests.log").write_text(output)
+        if passed:
+            caught, how = False, "every test passed"
+        elif mutation.says and not re.search(mutation.says, output):
+            caught, how = False, f"failed, but not with /{mutation.says}/: {symptom(output)}"
+        else:
+            caught, how = True, symptom(output)
+    except Broken as broken:
+        caught, how = False, str(broken)
+    if caught:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Result(mutation, caught, how, time.monotonic() - begin)
+
+
+def baseline(chosen):
+    """The same tests pass without a bug; else a failure would prove nothing."""
+    bad = []
+    for tests, flavour in sorted({(m.tests, m.build) for m in chosen}):
+        passed, output = run_tests(tests, flavour, BUILD)
+        print(f"{'ok' if passed else 'FAILS':<7} without any bug: {tests} on {flavour}", flush=True)
+        if not passed:
+            bad.append(output)
+    if bad:
+        sys.exit(bad[0])
+
+
+def select(args):
+    chosen = [m for m in mutations.ALL if args.only in m.id]
+    if args.sample and args.sample < len(chosen):
+        # Spread over the files, so that a small sample still touches each kernel.
+        rng = random.Random(args.seed)
+        by_file = {}
+        for m in rng.sample(chosen, len(chosen)):
+            by_file.setdefault(m.file, []).append(m)
+        groups = rng.sample(sorted(by_file), len(by_file))
+        ordered = []
+        while len(ordered) < args.sample:
+            for name in groups:
+                if by_file[name]:
+                    ordered.append(by_file[name].pop())
+        chosen = ordered[: args.sample]
+    return chosen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sample", type=int, default=0, help="only so many")
+    parser.add_argument("--seed", type=int, default=0, help="which sample")
+    parser.add_argument("--only", default="", help="ids that contain this text")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
+    parser.add_argument("--no-baseline", action="store_true")
+    args = parser.parse_args()
+    ids = [m.id for m in mutations.ALL]
+    if len(set(ids)) != len(ids):
+        sys.exit("seeded_bugs: an id occurs twice")
+    chosen = select(args)
+    if args.list:
+        for m in chosen:
+            print(f"{m.id:<34} {m.build:<6} {m.file}")
+        print(f"{len(chosen)} seeded bugs")
+        return
+    if not chosen:
+        sys.exit(f"seeded_bugs: no id contains {args.only!r}")
+    try:
+        recipes = {
+            library: Recipe(library) for library in {library_of(m.tests, m.build) for m in chosen}
+        }
+    except Broken as broken:
+        sys.exit(f"seeded_bugs: {broken}")
+    # A sample runs after the whole test suite (make test), which is its baseline.
+    if not args.sample and not args.no_baseline:
+        baseline(chosen)
+    missed = []
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for result in pool.map(lambda m: check(m, recipes), chosen):
+            verdict = "caught" if result.caught else "MISSED"
+            m = result.mutation
+            print(
+                f"{verdict:<7} {m.id:<34} {m.build:<6} {result.seconds:5.1f} s  {result.how}",
+                flush=True,
+            )
+            if not result.caught:
+                missed.append(m.id)
+    print(f"seeded_bugs: {len(chosen) - len(missed)} of {len(chosen)} caught")
+    if missed:
+        sys.exit(
+            f"seeded_bugs: not caught: {', '.join(missed)}; see {WORK.relative_to(ROOT)}/ID/tests.log"
+        )
+
+
+if __name__ == "__main__":
+    main()
