@@ -30,9 +30,12 @@ __global__ void reduce_kernel(const float* x, int n, float* out, float* scan) {
     }
     sum = block_sum<kThreads>(sum, sums);
     best = block_argmax<kThreads>(best, maxima);
+    // The same scratch again at once, by another operation.
+    const float most = block_max<kThreads>(best.value, sums);
+    const float least = block_min<kThreads>(static_cast<float>(threadIdx.x), sums);
     if (threadIdx.x == 0) {
         out[3 * blockIdx.x] = sum;
-        out[3 * blockIdx.x + 1] = best.value;
+        out[3 * blockIdx.x + 1] = most + least;
         out[3 * blockIdx.x + 2] = static_cast<float>(best.index);
     }
 }
