@@ -143,7 +143,7 @@ def test_status_speaks_of_what_was_reached(backend):
                 "max_drafts": 2,
                 "vocab_size": vocab,
                 "draft_logits": torch.stack(
-                    [torch.stack((t[2] or [row[min(max(d, 0), 5)] for d in t[1]])) for t in table]
+                    [torch.stack(t[2] or [row[min(max(d, 0), 5)] for d in t[1]]) for t in table]
                 ),
             }
             if greedy:

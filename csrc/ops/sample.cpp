@@ -25,7 +25,10 @@ Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions
     logits_arg.size_at_least(1, vocab_size, "vocab_size").dense_last();
     const int64_t num_rows = logits.size(0);
     const auto per_row = [&](const char* name, const Tensor& t) {
-        return Arg(kOp, name, t).dims(1, "[R]").size(0, num_rows, "R of logits").same_device(logits, "logits");
+        return Arg(kOp, name, t)
+            .dims(1, "[R]")
+            .size(0, num_rows, "R of logits")
+            .same_device(logits, "logits");
     };
     per_row("seeds", seeds).dtype({DType::kI64});
     per_row("positions", positions).index();
@@ -36,7 +39,11 @@ Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions
     Tensor logprob = empty_on(logits, {num_rows}, DType::kF32);
     Tensor lse = empty_on(logits, {num_rows}, DType::kF32);
     Tensor status = empty_on(logits, {num_rows}, DType::kI32);
-    Result result = {tokens, logprob, lse, status, empty_on(logits, {num_rows, 0}, DType::kI64),
+    Result result = {tokens,
+                     logprob,
+                     lse,
+                     status,
+                     empty_on(logits, {num_rows, 0}, DType::kI64),
                      empty_on(logits, {num_rows, 0}, DType::kF32)};
     if (num_rows == 0) return result;
 
@@ -47,8 +54,9 @@ Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions
     p.logits_dtype = logits_arg.type();
     p.seeds = launch.index("seeds", seeds);
     p.positions = launch.index("positions", positions);
-    p.temperature =
-        temperature ? static_cast<const float*>(launch.in_data("temperature", *temperature)) : nullptr;
+    p.temperature = temperature
+                        ? static_cast<const float*>(launch.in_data("temperature", *temperature))
+                        : nullptr;
     p.vocab_size = vocab_size;
     p.tokens = static_cast<int64_t*>(launch.out_data("tokens", tokens));
     p.logprob = static_cast<float*>(launch.out_data("logprob", logprob));

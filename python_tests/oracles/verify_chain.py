@@ -7,8 +7,8 @@ away than the band.
 
 import numpy as np
 import torch
-from oracles.sample import draw, finite_argmax, is_greedy, law, usable
 
+from oracles.sample import draw, finite_argmax, is_greedy, law, usable
 from specdec_ext._philox import ACCEPT, BONUS, RESIDUAL, uniform
 
 TARGET_NAN, DRAFT_NAN, BAD_ID = 1, 2, 4

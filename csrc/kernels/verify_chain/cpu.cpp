@@ -13,7 +13,9 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-int64_t clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
+int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
 
 // What a request decides: its accepted drafts and the token after them.
 struct Outcome {
@@ -27,8 +29,8 @@ class DraftRow {
   public:
     explicit DraftRow(DType dtype) : dtype_(dtype) {}
 
-    void read(const View<const void, 3>& all, int64_t row, int64_t j, int64_t vocab_size, float scale,
-              bool across_tiles) {
+    void read(const View<const void, 3>& all, int64_t row, int64_t j, int64_t vocab_size,
+              float scale, bool across_tiles) {
         with(*this, [&](auto& draft, auto tag) {
             using Q = typename decltype(tag)::type;
             draft.read(all.as<const Q>().at(row, j), vocab_size, &scale, 1, across_tiles);
@@ -53,9 +55,12 @@ class DraftRow {
     template <class Self, class F>
     static void with(Self& self, const F& fn) {
         switch (self.dtype_) {
-            case DType::kF32: return fn(self.f32_, Tag<float>{});
-            case DType::kF16: return fn(self.f16_, Tag<f16>{});
-            default: return fn(self.bf16_, Tag<bf16>{});
+            case DType::kF32:
+                return fn(self.f32_, Tag<float>{});
+            case DType::kF16:
+                return fn(self.f16_, Tag<f16>{});
+            default:
+                return fn(self.bf16_, Tag<bf16>{});
         }
     }
 

@@ -1,0 +1,180 @@
+// One tile of a row of logits on the CPU: what its entries are, their sums, and the place of a number
+// in them. A tile is 16 blocks of 256 entries, a block 16 vectors of 16 lanes; lanes and blocks are
+// summed in fixed order, the same for every instruction set.
+#pragma once
+
+#include <vector>
+
+#include "softmax.h"
+#include "token_law.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+
+constexpr int64_t kVocabBlock = 256;
+constexpr int64_t kBlocksPerTile = kVocabTile / kVocabBlock;
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Lanes i..i+15 of a row of n entries; lanes past its end hold -inf, which has probability 0.
+template <class T>
+SPECDEC_SIMD V16 row_lanes(const T* row, int64_t i, int64_t n) {
+    if (i + kLanes <= n) return load(row + i);
+    alignas(64) float lane[kLanes];
+    for (int64_t l = 0; l < kLanes; ++l)
+        lane[l] = i + l < n ? to_float(row[i + l]) : kMinusInfinity;
+    return load(lane);
+}
+
+// --- 1. What a tile holds -------------------------------------------------------------------------
+// Entries of a law, up to a factor: 2^((x - max) * c).
+template <class T>
+struct LawEntries {
+    const T* row;
+    float max, c;
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        return exp2_product(row_lanes(row, i, n) - set1(max), set1(c));
+    }
+};
+
+// The same without one id: the residual of a one-hot draft.
+template <class T>
+struct LawEntriesWithout {
+    LawEntries<T> law;
+    int64_t id;  // relative to the tile; outside it: nothing is left out
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        const I16 here = lane_numbers() == set1(static_cast<int32_t>(id - i));
+        return select(here, set1(0.0f), law.lanes(i, n));
+    }
+};
+
+// Probabilities of a law: 2^((x - max) * c - log2_sum).
+template <class T>
+struct Probabilities {
+    const T* row;
+    float max, c, log2_sum;
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        const V16 exponent = fma(row_lanes(row, i, n) - set1(max), set1(c), set1(-log2_sum));
+        return exp2_product(exponent, set1(1.0f));
+    }
+};
+
+// max(p - q, 0), with the tile's q computed before.
+template <class T>
+struct ResidualEntries {
+    Probabilities<T> p;
+    const float* q;  // [kVocabTile]
+
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
+        return max(p.lanes(i, n) - load(q + i), set1(0.0f));
+    }
+};
+
+// --- 2. Sums over a tile --------------------------------------------------------------------------
+template <class Entries>
+SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end) {
+    V16 sum = set1(0.0f);
+    if (end - begin == kVocabBlock) {
+        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, i + kLanes);
+    } else {
+        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
+    }
+    return sum;
+}
+
+// next: where the tile after this one lies (nullptr: nowhere), fetched while this one is computed on.
+template <class Entries>
+float tile_sum(const Entries& entries, int64_t n, const char* next = nullptr,
+               int64_t next_bytes = 0) {
+    V16 sum = set1(0.0f);
+    const int64_t share = next_bytes / kBlocksPerTile;
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        for (const char* line = next; line < next + share; line += 64)
+            __builtin_prefetch(line, 0, 2);
+        next += share;
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        sum = sum + block_lanes_sum(entries, begin, end);
+    }
+    return sum_lanes(sum);
+}
+
+// Entries of a tile of n in memory; room for kVocabTile. Behind the n-th: zeros to a whole vector.
+template <class Entries>
+void store_tile(const Entries& entries, int64_t n, float* out) {
+    for (int64_t i = 0; i < n; i += kLanes) store(out + i, entries.lanes(i, n));
+}
+
+struct TilePeak {
+    float max;
+    bool usable;  // neither NaN nor +inf
+};
+
+template <class T>
+TilePeak tile_peak(const T* x, int64_t n) {
+    const V16 infinity = set1(__builtin_inff());
+    V16 best0 = set1(kMinusInfinity), best1 = best0;
+    I16 good0 = set1(-1), good1 = good0;
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
+        best0 = max(x0, best0);
+        best1 = max(x1, best1);
+        good0 = good0 & (x0 < infinity);
+        good1 = good1 & (x1 < infinity);
+    }
+    for (; i < n; i += kLanes) {
+        const V16 x0 = row_lanes(x, i, n);
+        best0 = max(x0, best0);
+        good0 = good0 & (x0 < infinity);
+    }
+    return {max_lanes(max(best0, best1)), all_lanes(good0 & good1)};
+}
+
+// --- 3. Draws: half-open buckets, the first id whose running sum exceeds the target ----------------
+// Where rounding lets a walk fall off the end, it ends at the last place with a positive mass, so no
+// id of probability 0 can come out.
+struct TilePlace {
+    int64_t tile;
+    double fraction;  // of the tile's mass
+};
+
+inline TilePlace find_tile(const std::vector<double>& masses, double target) {
+    int64_t last = 0;
+    for (int64_t t = 0; t < static_cast<int64_t>(masses.size()); ++t) {
+        if (masses[t] > 0.0) last = t;
+        if (masses[t] > target) return {t, target / masses[t]};
+        target -= masses[t];
+    }
+    return {last, 1.0};
+}
+
+inline int64_t find_in_tile(const float* entries, int64_t n, double fraction) {
+    double block_mass[kBlocksPerTile];
+    double total = 0.0;
+    const int64_t num_blocks = (n + kVocabBlock - 1) / kVocabBlock;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+        const int64_t end = (b + 1) * kVocabBlock < n ? (b + 1) * kVocabBlock : n;
+        V16 sum = set1(0.0f);
+        for (int64_t i = b * kVocabBlock; i < end; i += kLanes) sum = sum + load(entries + i);
+        block_mass[b] = sum_lanes(sum);
+        total += block_mass[b];
+    }
+    double target = fraction * total;
+    int64_t block = 0;
+    for (int64_t b = 0; b < num_blocks; ++b) {
+        if (block_mass[b] > 0.0) block = b;
+        if (block_mass[b] > target) break;
+        target -= block_mass[b];
+    }
+    int64_t last = block * kVocabBlock;
+    const int64_t end = last + kVocabBlock < n ? last + kVocabBlock : n;
+    for (int64_t i = last; i < end; ++i) {
+        if (entries[i] > 0.0f) last = i;
+        if (entries[i] > target) break;
+        target -= entries[i];
+    }
+    return last;
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA
