@@ -264,6 +264,13 @@ def test_opcheck_and_compile():
     assert_same(logprob, wanted[1])
     assert step(logits[:2], seeds[:2], positions[:2])[0].shape == (2,)
 
+    class Module(torch.nn.Module):
+        def forward(self, logits, seeds, positions):
+            return torch.ops.specdec.sample(logits, seeds, positions, vocab_size=50)[0]
+
+    exported = torch.export.export(Module(), (logits, seeds, positions)).module()
+    assert_same(exported(logits, seeds, positions), wanted[0])
+
 
 def test_every_instruction_set_gives_the_same_bits(tmp_path):
     """The kernels choose once per process, so each choice is its own process."""

@@ -498,3 +498,13 @@ def test_opcheck_and_compile():
         tokens, accepted = step(*arguments)
         assert_same(tokens, wanted[0] + 1)
         assert_same(accepted, wanted[1])
+
+    class Module(torch.nn.Module):
+        def forward(self, target, ids, cu_rows, seeds, positions, draft):
+            return torch.ops.specdec.verify_chain(
+                target, ids, cu_rows, seeds, positions, 3, vocab_size=50, draft_logits=draft
+            )[:2]
+
+    tokens, accepted = torch.export.export(Module(), tuple(arguments)).module()(*arguments)
+    assert_same(tokens, wanted[0])
+    assert_same(accepted, wanted[1])
