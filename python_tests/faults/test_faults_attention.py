@@ -1,0 +1,160 @@
+"""Public faults of attention over paged KV, each as its smallest input. The ids are explained in
+docs/faults.md where there is one; the docstrings say what went wrong elsewhere."""
+
+import pytest
+import torch
+from compare import assert_close, assert_same
+from oracles import verify_attention as oracle
+
+
+def i32(values, device=None):
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def call(backend, q, k_cache, v_cache, table, cu_rows, seq_lens, **options):
+    arguments = [q, k_cache, v_cache, i32(table), i32(cu_rows), i32(seq_lens)]
+    out, lse = backend.ops.verify_attention(*(t.to(backend.device) for t in arguments), **options)
+    return out.cpu(), lse.cpu()
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kv_len, page_size", [(5, 4), (133, 64), (133, 256), (513, 256)])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_F01_padding_lanes_take_no_part(backend, mask, dtype, kv_len, page_size, rows):
+    """Lanes of the last tile behind the end were summed up when the mask was not causal: with q = 0
+    and V = 1 the output fell to kv_len / lanes. It is 1, exactly."""
+    pages = -(-kv_len // page_size)
+    q = torch.zeros(rows, 2, 64, dtype=dtype)
+    k_cache = torch.zeros(pages, page_size, 1, 64, dtype=dtype)
+    v_cache = torch.zeros(pages, page_size, 1, 64, dtype=dtype)
+    v_cache.view(-1, 64)[:kv_len] = 1.0
+    out, lse = call(
+        backend,
+        q,
+        k_cache,
+        v_cache,
+        [list(range(pages))],
+        [0, rows],
+        [kv_len],
+        max_rows=rows,
+        mask=mask,
+    )
+    assert_same(out, torch.ones_like(out))
+    seen = [kv_len - rows + i + 1 if mask == "causal" else kv_len for i in range(rows)]
+    wanted = torch.tensor(seen).double().log()[:, None].expand(rows, 2)
+    assert_close(lse, wanted, what="lse")
+
+
+@pytest.mark.parametrize(
+    "heads, kv_heads", [(5, 1), (6, 1), (7, 1), (12, 2), (14, 2), (24, 4), (64, 4), (16, 1), (3, 3)]
+)
+@pytest.mark.parametrize("q_len", [1, 2, 3, 8])
+def test_F04_any_group_size(backend, heads, kv_heads, q_len):
+    """Dispatch tables of powers of two refused real models (groups of 5, 6, 7, 16)."""
+    g = torch.Generator().manual_seed(heads)
+    case = oracle.random_case(
+        g, [q_len], [q_len + 20], heads=heads, kv_heads=kv_heads, dtype=torch.bfloat16
+    )
+    out, lse = backend.ops.verify_attention(*(t.to(backend.device) for t in case), max_rows=q_len)
+    wanted = oracle.verify_attention(*case, max_rows=q_len)
+    peer = oracle.torch_peer(*case, max_rows=q_len)
+    assert_close(out, wanted[0], peer[0], what="out")
+    assert_close(lse, wanted[1], peer[1], what="lse", magnitude=8.0)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("q_len", [1, 4, 5, 8, 9, 16, 17, 32, 64])
+def test_F05_no_gap_in_row_counts(backend, head_dim, q_len):
+    """Kernels chosen by q_len * group had gaps: 4 drafts worked, 5 crashed."""
+    g = torch.Generator().manual_seed(q_len)
+    case = oracle.random_case(
+        g, [q_len], [q_len + 9], heads=4, kv_heads=1, head_dim=head_dim, dtype=torch.float16
+    )
+    out, lse = backend.ops.verify_attention(*(t.to(backend.device) for t in case), max_rows=q_len)
+    wanted = oracle.verify_attention(*case, max_rows=q_len)
+    peer = oracle.torch_peer(*case, max_rows=q_len)
+    assert_close(out, wanted[0], peer[0], what="out")
+    assert_close(lse, wanted[1], peer[1], what="lse", magnitude=8.0)
+
+
+def test_F08_B10_calls_share_no_state(backend):
+    """A plan or mask of an earlier call was used by a later one: target, drafter, target again."""
+    g = torch.Generator().manual_seed(8)
+    target = oracle.random_case(g, [4], [70], heads=8, kv_heads=2)
+    drafter = oracle.random_case(g, [3], [33], heads=2, kv_heads=1, page_size=4)
+
+    def run(case, mask):
+        on = [t.to(backend.device) for t in case]
+        return [t.cpu() for t in backend.ops.verify_attention(*on, max_rows=4, mask=mask)]
+
+    first = run(target, "causal")
+    full = run(drafter, "full")
+    for got, wanted in zip(run(target, "causal"), first, strict=True):
+        assert_same(got, wanted)
+    for got, wanted in zip(run(drafter, "full"), full, strict=True):
+        assert_same(got, wanted)
+    causal = run(drafter, "causal")
+    assert (causal[1][0] < full[1][0]).all()  # row 0 sees two places fewer
+    assert_same(causal[0][2], full[0][2])  # the last row sees the same
+
+
+def test_J08_padded_rows_and_requests(backend):
+    """12 requests, inputs padded to 13 rows, cu_rows padded by its last value: padding changes no
+    bit and reads nothing (its table and length are garbage)."""
+    g = torch.Generator().manual_seed(9)
+    lens = [3 + 7 * b for b in range(12)]
+    case = oracle.random_case(g, [1] * 12, lens, spare_rows=1, dtype=torch.bfloat16)
+    q, k_cache, v_cache, table, cu_rows, seq_lens = case
+    on = backend.device
+    wanted = backend.ops.verify_attention(q[:12].to(on), *(t.to(on) for t in case[1:]), max_rows=1)
+    padded_table = torch.cat([table, torch.full_like(table[:1], 2**31 - 1)])
+    padded = [q, k_cache, v_cache, padded_table, i32([*range(13), 12]), i32([*lens, 2**31 - 1])]
+    out, lse = backend.ops.verify_attention(*(t.to(on) for t in padded), max_rows=1)
+    assert_same(out[:12].cpu(), wanted[0].cpu(), "out")
+    assert_same(lse[:12].cpu(), wanted[1].cpu(), "lse")
+    assert (out[12] == 0).all() and torch.isneginf(lse[12]).all()
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_unused_places_may_be_nan(backend, mask, dtype):
+    """0 * NaN is NaN: stale values behind the end, in the same page and in others, must not meet even
+    a zero weight. The same with +inf, and with zeros for comparison."""
+    g = torch.Generator().manual_seed(10)
+    case = oracle.random_case(g, [3, 1], [70, 17], dtype=dtype)
+    results = []
+    for junk in (float("nan"), float("inf"), 0.0):
+        changed = [
+            torch.where(torch.isnan(t), junk, t) if t.is_floating_point() else t for t in case
+        ]
+        results.append(
+            backend.ops.verify_attention(
+                *(t.to(backend.device) for t in changed), max_rows=3, mask=mask
+            )
+        )
+    for got in results[:2]:
+        assert_same(got[0].cpu(), results[2][0].cpu(), "out")
+        assert_same(got[1].cpu(), results[2][1].cpu(), "lse")
+    assert torch.isfinite(results[0][0]).all()
+
+
+def test_future_rows_of_the_pass_do_not_leak(backend):
+    """In a causal pass, row i must not see the K and V of rows i + 1.. that lie in the cache."""
+    g = torch.Generator().manual_seed(11)
+    case = oracle.random_case(g, [4], [40], page_size=8)
+    q, k_cache, v_cache, table, cu_rows, seq_lens = case
+    on = backend.device
+    out, lse = (
+        t.cpu() for t in backend.ops.verify_attention(*(t.to(on) for t in case), max_rows=4)
+    )
+    for i in range(3):
+        changed = [k_cache.clone(), v_cache.clone()]
+        for place in range(36 + i + 1, 40):
+            for cache in changed:
+                cache[int(table[0, place // 8]), place % 8] = 1000.0
+        arguments = [q, *changed, table, cu_rows, seq_lens]
+        got = backend.ops.verify_attention(*(t.to(on) for t in arguments), max_rows=4)
+        assert_same(got[0][: i + 1].cpu(), out[: i + 1], f"out up to row {i}")
+        assert_same(got[1][: i + 1].cpu(), lse[: i + 1], f"lse up to row {i}")
+        assert (got[0][3].cpu() != out[3]).any()

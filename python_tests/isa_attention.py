@@ -1,0 +1,33 @@
+"""Results of verify_attention on one instruction set, saved to the file named on the command line
+(test_verify_attention.py compares them). Not a test by itself: SPECDEC_CPU_ISA is read once per
+process."""
+
+import pathlib
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from oracles import verify_attention as oracle  # noqa: E402
+
+import specdec_ext  # noqa: E402
+
+
+def results():
+    out = {"isa": specdec_ext.cpu_isa()}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for head_dim, rows, lens in ((64, [3, 0, 1], [70, 9, 600]), (80, [7, 2], [65, 1])):
+            g = torch.Generator().manual_seed(head_dim)
+            case = oracle.random_case(
+                g, rows, lens, heads=10, head_dim=head_dim, page_size=9, dtype=dtype, spare_rows=1
+            )
+            for mask in ("causal", "full"):
+                found = specdec_ext.verify_attention(*case, max_rows=7, mask=mask)
+                for name, t in zip(("out", "lse"), found, strict=True):
+                    out[f"{name} of {dtype} {head_dim} {mask}"] = t
+    return out
+
+
+if __name__ == "__main__":
+    torch.save(results(), sys.argv[1])
