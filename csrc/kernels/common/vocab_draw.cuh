@@ -156,7 +156,7 @@ __device__ __forceinline__ int64_t draw_in_tile(const EntryMass& weight, int til
 __device__ __forceinline__ Bucket pick_tile(const TileStats* tiles, int num_tiles, float row_max,
                                             float scale, float u) {
     const auto mass_of = [&](int t) {
-        return tile_mass<&TileStats::sum>(tiles[t], row_max, scale);
+        return tile_mass<&TileStats::sum>(load_stats(tiles + t), row_max, scale);
     };
     return pick_bucket(num_tiles, u, total_mass(num_tiles, mass_of), mass_of);
 }

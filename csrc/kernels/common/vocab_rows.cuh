@@ -301,12 +301,18 @@ struct RowPeak {
     bool usable;  // no NaN, no +inf, something finite
 };
 
+// In one 16-byte load.
+__device__ __forceinline__ TileStats load_stats(const TileStats* tile) {
+    const uint4 words = __ldg(reinterpret_cast<const uint4*>(tile));
+    return TileStats{bits_float(words.x), bits_float(words.y), bits_float(words.z), words.w};
+}
+
 __device__ __forceinline__ RowPeak row_peak(const TileStats* tiles, int num_tiles) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     ArgMax best{minus_infinity(), 0};
     bool bad = false;
     for (int t = lane; t < num_tiles; t += kWarpSize) {
-        const TileStats tile = tiles[t];
+        const TileStats tile = load_stats(tiles + t);
         bad = bad || (tile.argmax & kBadTile) != 0;
         best = ArgMaxOp{}(best, ArgMax{tile.max, static_cast<int>(tile.argmax & ~kBadTile)});
     }
@@ -328,7 +334,7 @@ __device__ __forceinline__ float row_sum(const TileStats* tiles, int num_tiles, 
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     float sum = 0.0f;
     for (int t = lane; t < num_tiles; t += kWarpSize) {
-        sum = sum + tile_mass<kSum>(tiles[t], row_max, scale);
+        sum = sum + tile_mass<kSum>(load_stats(tiles + t), row_max, scale);
     }
     return warp_sum(sum);
 }

@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(kTileThreads)
         const float scale = exponent_scale(temperature);
         const float u = uniform_at(p.seeds[row], p.positions[row], 0, Purpose::kSample);
         const Bucket tile = pick_tile(tiles, num_tiles, peak.max, scale, u);
-        const EntryMass weight = softmax_in_tile(logits, p.vocab_size, tiles[tile.index], scale);
+        const EntryMass weight =
+            softmax_in_tile(logits, p.vocab_size, load_stats(tiles + tile.index), scale);
         token = draw_in_tile(weight, tile.index, tile.fraction, strips);
     }
     if (threadIdx.x >= kWarpSize) return;

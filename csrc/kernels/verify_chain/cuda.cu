@@ -287,7 +287,8 @@ __global__ void __launch_bounds__(kTileThreads)
         } else {
             const TileStats* tiles = target_stats(p, plan, b, end.row);
             tile = pick_tile(tiles, plan.num_tiles, end.p.max, r.scale, u);
-            weight = softmax_in_tile(weight.p_row, p.vocab_size, tiles[tile.index], r.scale);
+            weight = softmax_in_tile(weight.p_row, p.vocab_size, load_stats(tiles + tile.index),
+                                     r.scale);
         }
         token = draw_in_tile(weight, tile.index, tile.fraction, strips);
     }
