@@ -46,7 +46,7 @@ def test_thousands_of_decisions(backend):
     for vocab, scale in [(3, 0.7), (5, 2.0), (20, 5.0)]:
         out = check(backend, random_case(batch, vocab, 3, seed=vocab + 1, scale=scale))
         accepted = torch.bincount(out[1], minlength=4)
-        assert (accepted > batch // 50).all(), "the case does not reach every number of accepts"
+        assert (accepted >= batch // 50).all(), "the case does not reach every number of accepts"
 
 
 def test_one_hot_drafts_in_every_way_of_saying_so(backend):
