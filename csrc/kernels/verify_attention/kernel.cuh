@@ -187,17 +187,16 @@ __device__ __forceinline__ void write_fold(const PartialStore& partials, int64_t
 
 // --- Schedule ----------------------------------------------------------------------------------------
 
-// Makes `index` the block's work. One thread calls.
+// Makes item `index` and its successors in the same sequence the block's work. One thread calls.
 template <class Tr>
 __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& item, int64_t index,
                                          int64_t range_begin, int64_t range_end, Task& task) {
-    task.range_begin = range_begin;
     constexpr int kTilesPerSegment = kSegmentTokens / kTileTokens;
     const int64_t item_end = item.first + item.num_segments;
     task.item = item;
-    task.index = index;
-    task.stop = item_end < range_end ? item_end : range_end;
+    task.range_begin = range_begin;
     task.range_end = range_end;
+    task.stop = item_end < range_end ? item_end : range_end;
     task.partial_slot =
         index == item.first
             ? -1
@@ -206,8 +205,8 @@ __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& ite
     task.last = static_cast<int>(task.stop - item.first);
     task.limit = row_limit<Tr>(args.p, item, Tr::kRows - 1);
     task.seen_by_all = row_limit<Tr>(args.p, item, 0);
-    task.end_tile =
-        min(task.last * kTilesPerSegment, (max(task.limit, 0) + kTileTokens - 1) / kTileTokens);
+    const int tiles = task.limit < 1 ? 0 : (task.limit - 1) / kTileTokens + 1;
+    task.end_tile = min(task.last * kTilesPerSegment, tiles);
 }
 
 // All segments of the task: into `owned`, or into partials.
@@ -231,8 +230,8 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
             stream.next_tile(p, at);
             stream.look_up(p, task, tile + i + 1, at);
             stream.copy_keys(shared.key_slot(i, at), tile + i, args, task, at);
-            if (i < kStages - 1)
-                stream.copy_values(shared.value_slot(i, at), tile + i, args, task, at);
+            if (i == kStages - 1) break;
+            stream.copy_values(shared.value_slot(i, at), tile + i, args, task, at);
         }
         ptx::cp_async_wait<kPending + 1>();
         __syncthreads();
@@ -253,8 +252,8 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
 
             // Tokens that no row sees change nothing: skipping them only saves time.
             const uint32_t valid = static_cast<uint32_t>(stream.valid) & 0xffffu;
-            const bool busy = valid != 0 && task.item.row_block * Tr::kRows + at.first_row <
-                                                packed_rows(p, task.item);
+            const int first_packed = task.item.row_block * Tr::kRows + at.first_row;
+            const bool busy = valid != 0 && first_packed < packed_rows(p, task.item);
             Scores<Tr> s;
             if (busy) {
                 const int first_token = tile * kTileTokens + at.part * Tr::kWarpTokens;

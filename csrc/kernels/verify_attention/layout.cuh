@@ -170,13 +170,13 @@ struct SharedArrays {
 
 struct Task {
     Item item;
-    int64_t index, stop;             // of the item list: the item's segments that this block does
-    int64_t range_begin, range_end;  // all that the block does
-    int64_t partial_slot;  // of segment `first`, or -1: fold segments, starting with segment 0
-    int first, last;       // segments
-    int end_tile;          // first tile without a place that any row sees
-    int limit;             // places from here on are seen by no row
-    int seen_by_all;       // places below this are seen by every row
+    int64_t stop;                    // end of the task in the list of items
+    int64_t range_begin, range_end;  // of all that the block does, in the list of items
+    int64_t partial_slot;            // of segment `first`, or -1: fold, starting with segment 0
+    int first, last;                 // segments
+    int end_tile;                    // first tile without a place that any row sees
+    int limit;                       // places from here on are seen by no row
+    int seen_by_all;                 // places below this are seen by every row
 };
 
 __device__ __forceinline__ int packed_rows(const VerifyAttentionParams& p, const Item& item) {

@@ -11,11 +11,12 @@ namespace specdec::cuda {
 template <class Tr>
 struct KvStream {
     using T = typename Tr::T;
-    int page = -1, place = 0;  // of this lane's token in the tile after the one being copied
-    int64_t offset = -1;  // of its row in the tile being copied, of K in lanes 0..15 and of V in
-                          // lanes 16..31; -1: zeros
-    typename Tr::RingBits valid =
-        0;  // which tokens exist: 16 bits for each tile in the ring, oldest lowest
+    // Of this lane's token in the tile after the one being copied, read ahead of its use.
+    int page = -1, place = 0;
+    // Of its row in the tile being copied: of K in lanes 0..15, of V in lanes 16..31; -1: zeros.
+    int64_t offset = -1;
+    // Which tokens exist: 16 bits for each tile in the ring, the oldest lowest.
+    typename Tr::RingBits valid = 0;
 
     // Reads the page of this lane's token, one tile before it is needed.
     __device__ __forceinline__ void look_up(const VerifyAttentionParams& p, const Task& task,
