@@ -8,55 +8,48 @@ import torch
 
 from comparison import Comparison
 from engine.decode import Generation
-from transformers_baseline import BaselineGeneration
 
 COLUMNS = [
-    "workload",
     "decoding",
     "tokens",
     "tokens/s",
-    "accepted length",
+    "accepted\nlength",
     "rounds",
     "x plain",
-    "x transformers",
-    "same as plain",
+    "x trans-\nformers",
+    "same as\nplain",
 ]
 
 
 def table_section(comparison: Comparison) -> list[list[str]]:
-    """Plain, speculative and transformers rows of one workload."""
+    """One workload: its name, then plain decoding, speculative decoding and transformers."""
     plain, speculative = comparison.plain, comparison.speculative
     baseline = comparison.transformers
-    per_second = baseline.tokens_per_second if baseline else None
 
-    def row(title: str, decoding: str, run: Generation, same: str) -> list[str]:
+    def row(decoding: str, run: Generation, same: str) -> list[str]:
         return [
-            title,
-            decoding,
+            f"  {decoding}",
             str(run.num_tokens),
             f"{run.tokens_per_second:.1f}",
             f"{run.accepted_length:.2f}",
             str(run.rounds),
             f"{run.tokens_per_second / plain.tokens_per_second:.2f}",
-            f"{run.tokens_per_second / per_second:.2f}" if per_second else "-",
+            f"{run.tokens_per_second / baseline.tokens_per_second:.2f}" if baseline else "-",
             same,
         ]
 
-    drafted = f"{comparison.drafter_name}, k={comparison.num_drafts}"
+    drafted = f"{comparison.drafter_name} k={comparison.num_drafts}"
     rows = [
-        row(comparison.workload.name, "plain", plain, ""),
-        row("", drafted, speculative, identity_text(comparison)),
+        [comparison.workload.name] + [""] * (len(COLUMNS) - 1),
+        row("plain", plain, ""),
+        row(drafted, speculative, identity_text(comparison)),
     ]
     if baseline:
-        rows.append(_baseline_row(baseline, plain))
+        tokens = sum(map(len, baseline.output_ids))
+        ratio = f"{baseline.tokens_per_second / plain.tokens_per_second:.2f}"
+        speed = f"{baseline.tokens_per_second:.1f}"
+        rows.append(["  transformers", str(tokens), speed, "", "", ratio, "1.00", ""])
     return rows
-
-
-def _baseline_row(baseline: BaselineGeneration, plain: Generation) -> list[str]:
-    ratio = baseline.tokens_per_second / plain.tokens_per_second
-    tokens = sum(map(len, baseline.output_ids))
-    speed = f"{baseline.tokens_per_second:.1f}"
-    return ["", "transformers", str(tokens), speed, "", "", f"{ratio:.2f}", "1.00", ""]
 
 
 def identity_text(comparison: Comparison) -> str:

@@ -7,7 +7,7 @@ codes. All drawing happens between rounds, outside the time that the engine meas
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 
-from rich.box import ASCII, ROUNDED
+from rich.box import ASCII, SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from engine.decode import RoundRecord
 
-PLAIN_WIDTH = 150
+PLAIN_WIDTH = 120
 STYLES = {"accepted": "green", "corrected": "yellow", "dropped": "red strike"}
 MARKS = {"accepted": ("", ""), "corrected": ("<", ">"), "dropped": ("[-", "-]")}
 Segment = tuple[str, list[int]]  # kind, token ids
@@ -101,9 +101,10 @@ class Ui:
         self.console.print(text, soft_wrap=True)
 
     def table(self, columns: list[str], sections: list[list[list[str]]]) -> None:
-        table = Table(box=ROUNDED if self.fancy else ASCII)
+        box = SIMPLE if self.fancy else ASCII
+        table = Table(box=box, padding=0 if self.fancy else (0, 1))
         for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index < 2 else "right")
+            table.add_column(column, justify="right" if index else "left", no_wrap=True)
         for rows in sections:
             for row in rows:
                 table.add_row(*row)
