@@ -526,7 +526,7 @@ def cases(draw):
     }
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     options=cases(),
     mask=st.sampled_from(["causal", "full"]),

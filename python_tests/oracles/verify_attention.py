@@ -1,4 +1,4 @@
-"""verify_attention, slowly and obviously: dense float64, one row and one head at a time."""
+"""verify_attention, slowly and obviously: dense float64, one row and one KV head at a time."""
 
 import math
 
@@ -41,13 +41,14 @@ def verify_attention(
                 continue
             pages = [table[b][place // page_size] for place in places]
             offsets = [place % page_size for place in places]
-            for h in range(heads):
-                kv_head = h // (heads // kv_heads)
-                keys = k_cache[pages, offsets, kv_head].double()
-                values = v_cache[pages, offsets, kv_head].double()
-                scores = keys @ q[row, h].double() * scale
-                lse[row, h] = torch.logsumexp(scores, 0)
-                out[row, h] = torch.exp(scores - lse[row, h]) @ values
+            keys, values = k_cache[pages, offsets].double(), v_cache[pages, offsets].double()
+            group = heads // kv_heads
+            for kv_head in range(kv_heads):
+                share = slice(kv_head * group, (kv_head + 1) * group)
+                scores = q[row, share].double() @ keys[:, kv_head].T * scale
+                lse[row, share] = torch.logsumexp(scores, 1)
+                weights = torch.exp(scores - lse[row, share, None])
+                out[row, share] = weights @ values[:, kv_head]
     return out, lse
 
 
