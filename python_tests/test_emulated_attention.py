@@ -107,10 +107,12 @@ def test_two_launches_only_where_a_sequence_can_be_cut(hooks):
         assert stats["launches"] == launches
 
 
-@pytest.mark.parametrize("heads, max_rows", [(2, 3), (8, 3), (8, 5)])
-def test_streams_each_key_and_value_once(hooks, heads, max_rows):
+@pytest.mark.parametrize(
+    "heads, max_rows, head_dim", [(2, 3, 64), (2, 3, 128), (8, 3, 128), (8, 5, 128)]
+)
+def test_streams_each_key_and_value_once(hooks, heads, max_rows, head_dim):
     """K and V of every place once per KV head, whole sectors, no bank conflicts."""
-    seq_lens, head_dim, kv_heads = [150, 40], 128, 1
+    seq_lens, kv_heads = [150, 40], 1
     arguments = case([max_rows, 2], seq_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     stats = hooks.stats(lambda: hooks.ops.verify_attention(*arguments, max_rows=max_rows))
     for name in ("k_cache", "v_cache"):

@@ -2,9 +2,12 @@
 
 build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the sanitizers
 says    a regular expression that the failing run must print: the diagnosis, not just a failure
+objects  a regular expression of the sources to plant the bug in, where the tests need not all of them
 """
 
 import dataclasses
+
+import attention
 
 RACE_SHARED = r"race on shared memory|uninitialised shared memory"
 RACE_GLOBAL = "race on global memory"
@@ -35,6 +38,7 @@ class Mutation:
     build: str = "plain"
     says: str = ""
     tests: str = ""
+    objects: str = ""
 
 
 def bug(id, file, old, new, build="plain", says="", tests=""):
@@ -204,4 +208,6 @@ _CHAIN = [
         "return decisions[w];"),
 ]  # fmt: skip
 
-ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN
+_ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
+
+ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _ATTENTION

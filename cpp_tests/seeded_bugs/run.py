@@ -84,9 +84,13 @@ class Recipe:
             line for line in done.stdout.splitlines() if not line.startswith("ninja: Entering")
         )
 
-    def make(self, changed, folder):
+    def make(self, changed, folder, only=""):
         """Builds the library in `folder` from the sources in folder/csrc."""
-        objects = [o for o in self.compile if (ROOT / changed).resolve() in self.depends.get(o, ())]
+        objects = [
+            name
+            for name in self.compile
+            if (ROOT / changed).resolve() in self.depends.get(name, ()) and re.search(only, name)
+        ]
         if not objects:
             raise Broken(f"nothing in {self.library} depends on {changed}")
         link = self.link
@@ -179,7 +183,9 @@ def check(mutation, recipes):
     folder = WORK / mutation.id
     try:
         plant(mutation, folder)
-        recipes[library_of(mutation.tests, mutation.build)].make(mutation.file, folder)
+        recipes[library_of(mutation.tests, mutation.build)].make(
+            mutation.file, folder, mutation.objects
+        )
         passed, output = run_tests(mutation.tests, mutation.build, folder)
         (folder / "tests.log").write_text(output)
         if passed:
