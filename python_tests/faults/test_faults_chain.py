@@ -294,6 +294,15 @@ def test_A10_the_residual_is_divided_by_its_sum(backend):
     assert coins(seeds, 0, 1, RESIDUAL)[rejected.numpy()].max() > 0.99
 
 
+def test_A10_a_small_residual_is_still_the_residual(backend):
+    """Masses of 5e-3 and 4e-4 are far from nothing: every rejection draws their only id."""
+    for gap, low in ((5e-3, 0.991), (4e-4, 0.9993)):
+        p, q = [0.5, 0.3, 0.2], [[0.5 + gap, 0.3, 0.2 - gap]]
+        seeds = chains.seeds_with(0, 1, ACCEPT, low, 1.0, 10)
+        tokens, accepted, *_ = check(backend, repeated([p, p], [0], seeds, q))
+        assert (accepted == 0).any() and (tokens[accepted == 0, 0] == 2).all()
+
+
 # --- A13: the accept number is stuck at 0 -----------------------------------------------------------
 def test_A13_rare_drafts_are_rarely_accepted(backend):
     n = 2000 if backend.emulated else 100000
