@@ -19,6 +19,7 @@ CHAIN = "csrc/kernels/verify_chain/cuda.cu"
 BLOCK = "csrc/kernels/common/block.cuh"
 ROWS = "csrc/kernels/common/vocab_rows.cuh"
 DRAW = "csrc/kernels/common/vocab_draw.cuh"
+FAULTS = "python_tests/faults/test_faults_chain.py"
 TESTS = {
     APPEND_KV: "python_tests/test_append_kv.py",
     SAMPLE: "python_tests/test_sample.py",
@@ -121,6 +122,15 @@ _ROWS = [
     bug("rows-bf16-halves-swapped", ROWS,
         "    x[0] = bits_float(word << 16);\n    x[1] = bits_float(word & 0xffff0000u);",
         "    x[1] = bits_float(word << 16);\n    x[0] = bits_float(word & 0xffff0000u);"),
+    bug("rows-padding-has-mass", ROWS, "i < valid ? widen(source[i]) : minus_infinity()",
+        "i < valid ? widen(source[i]) : 0.0f"),
+    bug("rows-32-bit-offset", ROWS, "int64_t offset = i * logits.stride[0];",
+        "int64_t offset = static_cast<int32_t>(i * logits.stride[0]);", "hooks",
+        tests=f"{FAULTS}::E01"),
+    bug("rows-max-starts-at-zero", ROWS, "float most = minus_infinity();", "float most = 0.0f;"),
+    bug("rows-tile-mass-not-rescaled", ROWS, "ptx::ex2((tile.max - row_max) * scale)", "1.0f"),
+    bug("rows-law-not-normalised", ROWS, "fmaf(x - max, scale, -log2_sum)",
+        "fmaf(x - max, scale, -0.0f)", tests=TESTS[CHAIN]),
 ]  # fmt: skip
 
 _DRAW = [
@@ -143,6 +153,10 @@ _DRAW = [
     bug("draw-strips-overwritten-early", DRAW,
         "    __syncthreads();  // the next tile may overwrite the strips\n", "", "hooks", RACE_SHARED,
         tests=TESTS[CHAIN]),
+    bug("draw-total-of-last-tiles", DRAW, "total + warp_inclusive_sum(mass)",
+        "warp_inclusive_sum(mass)"),
+    bug("draw-fraction-of-the-whole", DRAW, "fmaxf(target - below, 0.0f)", "fmaxf(target, 0.0f)"),
+    bug("draw-entries-not-summed", DRAW, "after = after + entry[i];", "after = entry[i];"),
 ]  # fmt: skip
 
 _SAMPLE = [
@@ -159,6 +173,8 @@ _SAMPLE = [
     bug("sample-logprob-of-id-0", SAMPLE, "entry_of(logits, token)", "entry_of(logits, 0)"),
     bug("sample-lse-without-max", SAMPLE, "lse = peak.max + log_sum;", "lse = log_sum;"),
     bug("sample-status-lost", SAMPLE, "peak.usable ? 0 : kTargetNan", "0"),
+    bug("sample-statistics-at-temperature-1", SAMPLE,
+        "is_greedy(temperature) ? kLog2E : exponent_scale(temperature)", "kLog2E"),
 ]  # fmt: skip
 
 _CHAIN = [
@@ -195,8 +211,7 @@ _CHAIN = [
         "plan.masses = plan.draft_stats;", "hooks"),
     bug("chain-every-block-writes", CHAIN, "    } else if (share != 0) {\n        return;\n    }",
         "    }", "hooks", RACE_GLOBAL),
-    bug("chain-token-everywhere", CHAIN, "                           : -1;",
-        "                           : token;"),
+    bug("chain-token-everywhere", CHAIN, "i == accepted ? token : -1;", "token;"),
     bug("chain-greedy-accepts-all", CHAIN, "if (is_chain && d.draft == peak.argmax)", "if (is_chain)"),
     bug("chain-q-at-temperature-of-p", CHAIN, "q_peak.max, r.draft_scale);", "q_peak.max, r.scale);"),
     bug("chain-bad-draft-row-read", CHAIN, " || row < 0 || row >= p.draft_logits.size[0]) return r;",
@@ -206,6 +221,24 @@ _CHAIN = [
     bug("chain-draft-nan-lost", CHAIN, "d.status = kDraftNan;", ""),
     bug("chain-first-row-decides", CHAIN, "if (decisions[w].verdict != Verdict::kAccept) return decisions[w];",
         "return decisions[w];"),
+    bug("chain-accept-inclusive", CHAIN, "coin * q_draft < p_draft", "coin * q_draft <= p_draft",
+        tests=f"{FAULTS}::A03"),
+    bug("chain-token-from-the-last-row", CHAIN, "target_row(p, r, end.row)",
+        "target_row(p, r, r.num_rows - 1)"),
+    bug("chain-accept-coin-reused", CHAIN, "rejected ? Purpose::kResidual", "rejected ? Purpose::kAccept"),
+    bug("chain-nan-row-goes-on", CHAIN, "if (!peak.usable) {", "if (false) {"),
+    bug("chain-q-from-the-target-row", CHAIN, "entry_of(draft_row(p, r, j), d.draft)",
+        "entry_of(target_row(p, r, j), d.draft)"),
+    bug("chain-draft-statistics-of-p", CHAIN, "is_draft ? r.draft_scale : r.scale", "r.scale"),
+    bug("chain-bad-id-not-reported", CHAIN, "d.status = kBadId;", "d.status = 0;"),
+    bug("chain-draft-rows-ignored", CHAIN, "p.draft_rows == nullptr ? b : p.draft_rows[b]", "b"),
+    bug("chain-one-hot-flag-ignored", CHAIN,
+        "p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b]", "false"),
+    bug("chain-statistics-overlap", CHAIN, "(b * (p.max_drafts + 1) + j)", "(b * p.max_drafts + j)"),
+    bug("chain-natural-logarithm", CHAIN, "log2f(row_sum", "logf(row_sum"),
+    bug("chain-id-past-the-vocabulary", CHAIN, "id >= 0 && id < p.vocab_size", "id >= 0"),
+    bug("chain-first-row-not-clamped", CHAIN, "r.first = clamp(p.cu_rows[b], 0, p.num_rows);",
+        "r.first = p.cu_rows[b];", "hooks", BOUNDS),
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
