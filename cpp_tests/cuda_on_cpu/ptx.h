@@ -62,7 +62,9 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
 
 // ---- thread index -------------------------------------------------------------------------------
 
-inline uint32_t thread_x() { return threadIdx.x; }
+inline uint32_t thread_x() {
+    return threadIdx.x;
+}
 
 // ---- arithmetic ---------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-#include "../attend.cuh"
+#include "verify_attention/attend.cuh"
 
 namespace specdec::cuda {
 template Status attend<bf16, 128, 64>(const VerifyAttentionParams&, const AttendPlan&, Stream);
