@@ -238,12 +238,12 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
         fragments.hold(shared.query, at);
     }
 
-    int stage = 0;
     for (int segment = task.first; segment < task.last; ++segment) {
         Sums<Tr> sums;
         sums.clear();
         for (; tile < min((segment + 1) * kTilesPerSegment, task.end_tile); ++tile) {
             const Lane<Tr> at;
+            const int stage = tile % kStages;  // 0 for the first tile of any segment
             // K of this tile has arrived, and nobody needs V of the previous tile any more.
             ptx::cp_async_wait<kPending>();
             at.sync_part();
@@ -269,7 +269,6 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
             stream.look_up(p, task, tile + kStages + 1, at);
             stream.copy_keys(shared.key_slot(stage, at), tile + kStages, args, task, at);
             if (busy) weigh_tile<Tr>(s, sums, shared.value_slot(stage, at), at);
-            stage = (stage + 1) % kStages;
         }
         merge_segment<Tr>(sums, owned, args.partials,
                           task.partial_slot < 0 ? -1 : task.partial_slot + segment - task.first,

@@ -43,8 +43,8 @@ struct AttendTraits {
     static constexpr int kSliceQuads = kSliceColumns / 4;
     static_assert(kRows * kSliceQuads == kThreads, "every thread owns one quad of a slice");
 
-    // Query fragments that fit into registers are read from shared memory once.
-    static constexpr bool kQueryInRegisters = kRowBlocks * kHeadDim <= 128;
+    // Query fragments are read from shared memory once where they fit beside the sums in registers.
+    static constexpr bool kQueryInRegisters = kRowBlocks * (kHeadDim / 4 + kValueDim / 2) <= 128;
 };
 
 // --- Shared memory -----------------------------------------------------------------------------------
