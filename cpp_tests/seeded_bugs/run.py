@@ -13,13 +13,14 @@ failures of the suite.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
+import multiprocessing
 import os
 import pathlib
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mutations  # noqa: E402
 
+BACKENDS = {"plain": "emu", "hooks": "emu_hooks", "asan": "emu_asan"}
 EMULATOR_TESTS = "cpp_tests/cuda_on_cpu/tests"
 
 
@@ -49,6 +51,9 @@ class Result:
 
 def library_of(tests, flavour):
     return f"emu_tests_{flavour}.so" if tests.startswith(EMULATOR_TESTS) else f"_C_emu_{flavour}.so"
+
+
+RECIPES = {}  # by library; filled before the workers are forked
 
 
 class Recipe:
@@ -84,12 +89,14 @@ class Recipe:
             line for line in done.stdout.splitlines() if not line.startswith("ninja: Entering")
         )
 
-    def make(self, changed, folder, only=""):
-        """Builds the library in `folder` from the sources in folder/csrc."""
+    def make(self, changed, pattern, folder):
+        """Builds the library in `folder` from the sources in folder/csrc: those objects that depend on
+        the changed file and match the pattern are compiled again, the rest is linked as it is."""
+        source = (ROOT / changed).resolve()
         objects = [
             name
             for name in self.compile
-            if (ROOT / changed).resolve() in self.depends.get(name, ()) and re.search(only, name)
+            if source in self.depends.get(name, ()) and re.search(pattern, name)
         ]
         if not objects:
             raise Broken(f"nothing in {self.library} depends on {changed}")
@@ -122,45 +129,82 @@ def plant(mutation, folder):
     (folder / mutation.file).write_text(text.replace(mutation.old, mutation.new))
 
 
-def run_tests(tests, flavour, folder):
-    """(passed, output) of the tests on the libraries in `folder`."""
-    backend = {"plain": "emu", "hooks": "emu_hooks", "asan": "emu_asan"}[flavour]
-    on_emulator = tests.startswith(EMULATOR_TESTS)
+def pytest_arguments(tests, flavour):
+    backend = BACKENDS[flavour]
     path, _, names = tests.partition("::")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        path,
-        "-x",
-        "-q",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-    ]
-    command += [
-        "-k",
-        f"({flavour if on_emulator else backend})" + (f" and ({names})" if names else ""),
-    ]
-    if flavour == "asan":
-        command = [str(ROOT / "tools" / "with_asan.sh"), *command, "-s"]
-    env = {
-        **os.environ,
+    where = flavour if tests.startswith(EMULATOR_TESTS) else backend
+    chosen = f"({where}) and ({names})" if names else where
+    options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider", "-k", chosen]
+    return [str(ROOT / path), *options, *(["-s"] if flavour == "asan" else [])]
+
+
+def run_tests(tests, flavour, folder, log):
+    """(passed, output) of the tests on the libraries in `folder`."""
+    environment = {
         "SPECDEC_EMU_DIR": str(folder),
-        "SPECDEC_BACKENDS": backend,
+        "SPECDEC_BACKENDS": BACKENDS[flavour],
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
     }
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=env, text=True, timeout=TIMEOUT_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise Broken(f"hangs: no result after {TIMEOUT_S} s") from None
-    if done.returncode == 5 or "no tests ran" in done.stdout:
-        raise Broken(f"{tests} selects no test for {backend}")
-    return done.returncode == 0, done.stdout
+    arguments = pytest_arguments(tests, flavour)
+    run = run_in_new_process if flavour == "asan" else run_in_fork
+    code, output = run(arguments, environment, log)
+    if code == 5:
+        raise Broken(f"{tests} selects no test for {BACKENDS[flavour]}")
+    return code == 0, output
+
+
+def run_in_new_process(arguments, environment, log):
+    """The sanitizers must be loaded before Python."""
+    command = [str(ROOT / "tools" / "with_asan.sh"), sys.executable, "-m", "pytest", *arguments]
+    with log.open("w") as out:
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env={**os.environ, **environment}, timeout=TIMEOUT_S,
+                stdout=out, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise Broken(f"hangs: no result after {TIMEOUT_S} s") from None
+    return done.returncode, log.read_text()
+
+
+def run_in_fork(arguments, environment, log):
+    """torch is imported once, by preload(); each run of the tests is a fork that has it already."""
+    child = os.fork()
+    if child == 0:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.chdir(ROOT)
+        os.environ.update(environment)
+        code = 70
+        try:
+            import pytest
+
+            code = int(pytest.main(arguments))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status), log.read_text()
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise Broken(f"hangs: no result after {TIMEOUT_S} s")
+        time.sleep(0.05)
+
+
+def preload():
+    sys.path.insert(0, str(ROOT))
+    import pytest  # noqa: F401
+    import torch
+
+    import specdec_ext  # noqa: F401
+
+    torch.set_num_threads(1)
 
 
 def symptom(output):
@@ -178,16 +222,15 @@ def symptom(output):
     return output.strip().splitlines()[-1][:110] if output.strip() else "ended without a word"
 
 
-def check(mutation, recipes):
+def check(mutation):
     begin = time.monotonic()
     folder = WORK / mutation.id
     try:
         plant(mutation, folder)
-        recipes[library_of(mutation.tests, mutation.build)].make(
-            mutation.file, folder, mutation.objects
+        RECIPES[library_of(mutation.tests, mutation.build)].make(
+            mutation.file, mutation.objects, folder
         )
-        passed, output = run_tests(mutation.tests, mutation.build, folder)
-        (folder / "tests.log").write_text(output)
+        passed, output = run_tests(mutation.tests, mutation.build, folder, folder / "tests.log")
         if passed:
             caught, how = False, "every test passed"
         elif mutation.says and not re.search(mutation.says, output):
@@ -205,7 +248,7 @@ def baseline(chosen):
     """The same tests pass without a bug; else a failure would prove nothing."""
     bad = []
     for tests, flavour in sorted({(m.tests, m.build) for m in chosen}):
-        passed, output = run_tests(tests, flavour, BUILD)
+        passed, output = run_tests(tests, flavour, BUILD, WORK / "baseline.log")
         print(f"{'ok' if passed else 'FAILS':<7} without any bug: {tests} on {flavour}", flush=True)
         if not passed:
             bad.append(output)
@@ -252,17 +295,20 @@ def main():
     if not chosen:
         sys.exit(f"seeded_bugs: no id contains {args.only!r}")
     try:
-        recipes = {
-            library: Recipe(library) for library in {library_of(m.tests, m.build) for m in chosen}
-        }
+        for m in chosen:
+            library = library_of(m.tests, m.build)
+            if library not in RECIPES:
+                RECIPES[library] = Recipe(library)
     except Broken as broken:
         sys.exit(f"seeded_bugs: {broken}")
+    WORK.mkdir(parents=True, exist_ok=True)
+    preload()
     # A sample runs after the whole test suite (make test), which is its baseline.
     if not args.sample and not args.no_baseline:
         baseline(chosen)
     missed = []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for result in pool.map(lambda m: check(m, recipes), chosen):
+    with multiprocessing.get_context("fork").Pool(args.jobs) as pool:
+        for result in pool.imap(check, chosen):
             verdict = "caught" if result.caught else "MISSED"
             m = result.mutation
             print(
