@@ -56,6 +56,42 @@ def test_interleaved_cache_and_int32_slots(backend):
     assert_same(both[:, 1].cpu(), wanted[1], "v_cache")
 
 
+@pytest.mark.parametrize("which", ["k", "k_cache", "v_cache"])
+def test_tensors_that_begin_off_16_bytes(backend, which):
+    """All strides are multiples of 16 bytes, but the first element of one tensor is not."""
+    g = torch.Generator().manual_seed(4)
+    k, v, k_cache, v_cache, slots = oracle.random_case(g, dtype=torch.bfloat16)
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots)
+    on = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache}
+    on = {name: t.clone().to(backend.device) for name, t in on.items()}
+    flat = on[which].reshape(-1)
+    on[which] = torch.cat([flat[:1], flat])[1:].view(on[which].shape)
+    backend.ops.append_kv(*on.values(), slots.to(backend.device))
+    assert_same(on["k_cache"].cpu(), wanted[0], "k_cache")
+    assert_same(on["v_cache"].cpu(), wanted[1], "v_cache")
+
+
+@pytest.mark.parametrize("head_dim, width", [(64, 65), (64, 68), (60, 64)])
+def test_rows_between_16_byte_borders(backend, head_dim, width):
+    """Rows that begin off a 16-byte border, or begin on one and do not end on one."""
+    g = torch.Generator().manual_seed(6)
+    case = oracle.random_case(g, head_dim=head_dim, v_dim=head_dim, dtype=torch.bfloat16)
+    wanted = oracle.append_kv(*case)
+
+    def widened(t):
+        wide = torch.full((*t.shape[:-1], width), 7.0, dtype=t.dtype, device=backend.device)
+        wide[..., :head_dim] = t.to(backend.device)
+        return wide[..., :head_dim]
+
+    k, v, k_cache, v_cache = (widened(t) for t in case[:4])
+    backend.ops.append_kv(k, v, k_cache, v_cache, case[4].to(backend.device))
+    assert_same(k_cache.cpu(), wanted[0], "k_cache")
+    assert_same(v_cache.cpu(), wanted[1], "v_cache")
+    for cache in (k_cache, v_cache):  # nothing beside the rows was touched
+        wide = cache.as_strided((*cache.shape[:-1], width), cache.stride())
+        assert (wide[..., head_dim:] == 7).all()
+
+
 def test_bad_slots_write_nothing(backend):
     g = torch.Generator().manual_seed(3)
     k, v, k_cache, v_cache, _ = oracle.random_case(g, rows=6)

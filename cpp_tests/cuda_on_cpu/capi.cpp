@@ -1,7 +1,7 @@
 // The C interface for tests: C++ or Python through ctypes.
 #include "emu_test.h"
 
-#include <cstring>
+#include <string>
 
 #include "hooks.h"
 #include "runtime.h"
@@ -9,7 +9,7 @@
 namespace specdec::emu {
 namespace {
 std::string text;
-}
+}  // namespace
 }  // namespace specdec::emu
 
 using specdec::emu::machine;

@@ -16,10 +16,6 @@
 
 namespace specdec::emu {
 
-Machine machine;
-Fiber* current = nullptr;
-size_t stack_bytes = (EMU_ASAN ? 256 : 64) * 1024;
-
 namespace {
 
 std::mutex launch_mutex;
@@ -265,33 +261,7 @@ void run_blocks() {
     }
 }
 
-uint64_t env_number(const char* name, uint64_t otherwise) {
-    const char* text = std::getenv(name);
-    return text == nullptr || *text == 0 ? otherwise : std::strtoull(text, nullptr, 0);
-}
-
-struct ReadEnvironment {
-    ReadEnvironment() {
-        Settings& s = machine.settings;
-        s.order = static_cast<Order>(env_number("EMU_ORDER", 0) & 3);
-        s.seed = env_number("EMU_SEED", s.seed);
-        s.resident = static_cast<unsigned>(env_number("EMU_RESIDENT", s.resident));
-    }
-} read_environment;
-
 }  // namespace
-
-std::string describe_location(const char* file, int line) {
-    if (file == nullptr) return "?";
-    const char* shown = file;
-    for (const char* mark : {"/csrc/", "/cpp_tests/"}) {
-        if (const char* found = std::strstr(file, mark)) {
-            shown = found + 1;
-            break;
-        }
-    }
-    return std::string(shown) + ":" + std::to_string(line);
-}
 
 bool in_any_stack(uintptr_t address) {
     return address - reinterpret_cast<uintptr_t>(stacks) < stacks_mapped;
@@ -388,94 +358,6 @@ int run(const LaunchRequest& request, const char** what) {
     last_error = machine.error;
     *what = last_error.c_str();
     return machine.failed ? 1 : 0;
-}
-
-Index3 thread_idx() {
-    return current->index;
-}
-Index3 block_idx() {
-    return current->block->index;
-}
-Index3 block_dim() {
-    return machine.request->block;
-}
-Index3 grid_dim() {
-    return machine.request->grid;
-}
-unsigned lane_id() {
-    return current->lane;
-}
-uint64_t clock_ticks() {
-    return machine.switches;
-}
-int resident_limit() {
-    return static_cast<int>(machine.settings.max_coop_blocks);
-}
-int multiprocessors() {
-    return static_cast<int>(machine.settings.multiprocessors);
-}
-
-// ---- the ready queue ----------------------------------------------------------------------------
-
-uint64_t ReadyQueue::random() {
-    uint64_t z = (state_ += 0x9e3779b97f4a7c15ull);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return z ^ (z >> 31);
-}
-
-void ReadyQueue::reset(Order order, uint64_t seed, size_t capacity) {
-    order_ = order;
-    seed_ = state_ = seed;
-    head_ = count_ = 0;
-    size_t size = 64;
-    while (size <= capacity) size *= 2;
-    if (ring_.size() < size) ring_.resize(size);
-    mask_ = ring_.size() - 1;
-    heap_.clear();
-    floor_ = UINT64_MAX / 2;
-}
-
-// kSkewed runs one fiber as far as it goes: each push draws a priority that its warp shares (high
-// bits), so warps drift apart as much as the barriers allow.
-void ReadyQueue::push(Fiber* fiber) {
-    ++count_;
-    if (order_ != Order::kSkewed) {
-        ring_[(head_ + count_ - 1) & mask_] = fiber;
-        return;
-    }
-    const uint64_t number = fiber->block->linear * kWarpSize + fiber->warp->index + 1;
-    const uint64_t shared = ((number ^ seed_) * 0x9e3779b97f4a7c15ull) >> 2;
-    const uint64_t priority = UINT64_MAX / 2 + shared / 64 * 64 + random() % 64;
-    heap_.push_back({priority, fiber});
-    std::push_heap(heap_.begin(), heap_.end(),
-                   [](const Entry& a, const Entry& b) { return a.priority < b.priority; });
-}
-
-void ReadyQueue::push_yielded(Fiber* fiber) {
-    if (order_ != Order::kSkewed) return push(fiber);
-    ++count_;
-    heap_.push_back({--floor_, fiber});
-    std::push_heap(heap_.begin(), heap_.end(),
-                   [](const Entry& a, const Entry& b) { return a.priority < b.priority; });
-}
-
-Fiber* ReadyQueue::pop() {
-    if (count_ == 0) return nullptr;
-    --count_;
-    if (order_ == Order::kSkewed) {
-        std::pop_heap(heap_.begin(), heap_.end(),
-                      [](const Entry& a, const Entry& b) { return a.priority < b.priority; });
-        Fiber* fiber = heap_.back().fiber;
-        heap_.pop_back();
-        return fiber;
-    }
-    if (order_ == Order::kRandom) {
-        std::swap(ring_[head_], ring_[(head_ + random() % (count_ + 1)) & mask_]);
-    }
-    Fiber* fiber = ring_[head_];
-    head_ = (head_ + 1) & mask_;
-    return fiber;
 }
 
 }  // namespace specdec::emu

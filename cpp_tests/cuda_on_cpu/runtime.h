@@ -1,8 +1,11 @@
 // The machine behind emu.h: one fiber per CUDA thread, all on one host thread, fully deterministic.
 //
-// runtime.cpp   launches, scheduler            sync.cpp     barriers and warp collectives
-// memory.cpp    shared memory, cp.async, atomics   matrix.cpp   ldmatrix, mma, conversions
-// hooks.h       what the hooks build adds       capi.cpp     the C interface for tests
+//   machine.cpp  the state of it all              runtime.cpp      launches, switching fibers
+//   sync.cpp     barriers, warp collectives       ready_queue.cpp  schedules
+//   memory.cpp   shared memory, copies, atomics   matrix.cpp       ldmatrix, mma, conversions
+//   capi.cpp     the C interface for tests
+// and in the hooks build hooks.cpp (events), tsan.cpp (every access), checks.cpp (what an access
+// must satisfy), clocks.cpp and shadow.cpp (races), counters.cpp, symbols.cpp (source lines).
 #pragma once
 
 #include <cstdint>

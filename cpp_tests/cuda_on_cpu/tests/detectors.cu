@@ -143,6 +143,23 @@ KERNEL(reduction_scratch_reused) {
     b.data[thread_number()] = total;
 }
 
+// Readers of wide words must be remembered when the same memory is then read in bytes.
+KERNEL(bytes_of_wide_words) {
+    CU_SHARED(a, float4[kThreads]);
+    a[thread_number()] = make_float4(0, 0, 0, 0);
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < kThreads; ++i) {
+        const float4 all = a[i];  // @bytes_of_wide_words
+        sum += all.x + all.w;
+    }
+    const auto* bytes = reinterpret_cast<const unsigned char*>(a);
+    for (int i = 0; i < kThreads; ++i) sum += bytes[16 * i + 5];  // @bytes_of_wide_words
+    if (!kBug) __syncthreads();
+    a[thread_number()] = make_float4(sum, 0, 0, 0);  // @bytes_of_wide_words
+    b.data[thread_number()] = sum;
+}
+
 // ---- races on global memory ---------------------------------------------------------------------
 
 KERNEL(neighbour_block) {
@@ -522,6 +539,7 @@ const Case kCases[] = {
     CASE(plain_instead_of_atomic, 1, false),
     CASE(named_barrier_not_waited, 1, false),
     CASE(reduction_scratch_reused, 1, false),
+    CASE(bytes_of_wide_words, 1, false),
     CASE(neighbour_block, 4, false),
     CASE(block_barrier_on_global, 1, false),
     CASE(ticket_without_fence, 4, false),

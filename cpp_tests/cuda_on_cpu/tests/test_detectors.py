@@ -26,6 +26,7 @@ HOOKS = {
     "plain_instead_of_atomic": "race on shared memory",
     "named_barrier_not_waited": TOO_EARLY,
     "reduction_scratch_reused": "race on shared memory",
+    "bytes_of_wide_words": "race on shared memory",
     "neighbour_block": "race on global memory",
     "block_barrier_on_global": "race on global memory",
     "ticket_without_fence": "race on global memory",
