@@ -17,7 +17,7 @@ BUGS = [
     ("attention-keys-without-barrier", KERNEL,
      "at.sync_part();\n            stream.copy_values(", "stream.copy_values(", "hooks", RACE),
     ("attention-values-without-barrier", KERNEL,
-     "at.sync_part();\n            stream.next_tile(", "stream.next_tile(", "hooks", RACE),
+     "later.sync_part();\n            stream.next_tile(", "stream.next_tile(", "hooks", RACE),
     ("attention-wait-one-group-short", KERNEL,
      "kPending = 2 * kStages - 2;", "kPending = 2 * kStages - 1;", "hooks", IN_FLIGHT),
     ("attention-query-without-barrier", KERNEL,

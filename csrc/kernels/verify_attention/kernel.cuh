@@ -264,11 +264,12 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
 
             // V of this tile has arrived, and nobody needs its K any more.
             ptx::cp_async_wait<kPending>();
-            at.sync_part();
-            stream.next_tile(p, at);
-            stream.look_up(p, task, tile + kStages + 1, at);
-            stream.copy_keys(shared.key_slot(stage, at), tile + kStages, args, task, at);
-            if (busy) weigh_tile<Tr>(s, sums, shared.value_slot(stage, at), at);
+            const Lane<Tr> later;
+            later.sync_part();
+            stream.next_tile(p, later);
+            stream.look_up(p, task, tile + kStages + 1, later);
+            stream.copy_keys(shared.key_slot(stage, later), tile + kStages, args, task, later);
+            if (busy) weigh_tile<Tr>(s, sums, shared.value_slot(stage, later), later);
         }
         merge_segment<Tr>(sums, owned, args.partials,
                           task.partial_slot < 0 ? -1 : task.partial_slot + segment - task.first,
