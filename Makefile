@@ -17,7 +17,7 @@ CXX_SOURCES := $(shell find csrc cmake cpp_tests -type f 2>/dev/null) CMakeLists
 PYTEST := $(PY) -m pytest
 EMU_LIBS := build/emu/stamp
 
-.PHONY: help demo test bench lint format test-python test-asan check-cuda seeded-bugs wheel-matrix clean
+.PHONY: help demo test bench lint format test-cpu test-emulated test-python test-asan check-cuda seeded-bugs wheel-matrix clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
@@ -32,10 +32,18 @@ demo: $(VENV)/package $(VENV)/examples
 	$(PY) examples/generate.py $(ARGS)
 
 test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	$(PYTEST) python_tests cpp_tests
+	$(MAKE) -j 2 --output-sync=target test-cpu test-emulated
 	$(MAKE) test-asan
 	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
 	$(MAKE) check-cuda
+
+# Two halves that run side by side: CPU kernels and everything without a backend, and the CUDA kernels
+# on the emulator.
+test-cpu: $(VENV)/package $(VENV)/tests $(VENV)/examples
+	SPECDEC_BACKENDS=cpu $(PYTEST) python_tests
+
+test-emulated: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+	SPECDEC_BACKENDS=emu,emu_hooks $(PYTEST) python_tests cpp_tests -k emu
 
 # Quick loop for developers: only the Python tests, arguments through ARGS.
 test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
