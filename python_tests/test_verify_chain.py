@@ -94,6 +94,29 @@ def test_sampled_drafts_equal_to_the_target_are_all_accepted(backend):
         assert (out[1] == 3).all() and (out[2] == 0).all()
 
 
+def test_long_chains_are_accepted_to_the_end(backend):
+    """More drafts than rows are judged at a time, on a vocabulary of two tiles."""
+    drafts, vocab = 19, 5000
+    g = torch.Generator().manual_seed(3)
+    best = torch.randint(0, vocab, (2, drafts + 1), generator=g)
+    target = torch.zeros(2, drafts + 1, vocab).scatter_(2, best[..., None], 40.0)
+    ids = torch.cat([torch.zeros(2, 1, dtype=torch.int64), best[:, :drafts]], 1)
+    ids[1, 17] = (ids[1, 17] + 1) % vocab  # the second request rejects its draft 17
+    case = {
+        "target_logits": target.reshape(-1, vocab),
+        "input_ids": ids.reshape(-1),
+        "cu_rows": torch.tensor([0, drafts + 1, 2 * (drafts + 1)], dtype=torch.int32),
+        "seeds": torch.tensor([5, 6]),
+        "positions": torch.tensor([7, 8]),
+        "max_drafts": drafts,
+        "vocab_size": vocab,
+    }
+    tokens, accepted, status, *_ = run(backend, case)
+    assert accepted.tolist() == [19, 16] and status.tolist() == [0, 0]
+    assert tokens[0].tolist() == best[0].tolist()
+    assert tokens[1].tolist() == best[1, :17].tolist() + [-1, -1, -1]
+
+
 # --- Status -----------------------------------------------------------------------------------------
 def test_status_speaks_of_what_was_reached(backend):
     """One-hot rows decide everything; the bad data lies before, at and behind the first rejection."""

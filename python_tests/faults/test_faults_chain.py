@@ -303,6 +303,17 @@ def test_A10_a_small_residual_is_still_the_residual(backend):
         assert (accepted == 0).any() and (tokens[accepted == 0, 0] == 2).all()
 
 
+def test_A10_a_residual_of_rounding_noise_is_not_drawn_from(backend):
+    """A mass of 5e-7 counts as none: the token comes from p, whatever lane the noise favours."""
+    p, q = [0.5, 0.3, 0.2], [[0.5 + 5e-7, 0.3, 0.2 - 5e-7]]
+    seeds = [5785936, 8313617, 9144070, 14189404]  # of 2^24, those with an accept number above
+    assert coins(seeds, 0, 1, ACCEPT).min() > 1 - 4e-7
+    tokens, accepted, *_ = run(backend, repeated([p, p], [0], seeds, q))
+    assert accepted.tolist() == [0] * 4
+    u = coins(seeds, 0, 1, RESIDUAL)
+    assert tokens[:, 0].tolist() == [0 if x < 0.5 else 1 if x < 0.8 else 2 for x in u]
+
+
 # --- A13: the accept number is stuck at 0 -----------------------------------------------------------
 def test_A13_rare_drafts_are_rarely_accepted(backend):
     n = {"emu": 1000, "emu_hooks": 200, "emu_asan": 200}.get(backend.name, 100000)
