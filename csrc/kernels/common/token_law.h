@@ -1,8 +1,7 @@
 // What the probability of a token is: constants and small functions shared by CPU and CUDA kernels.
 //
 // A row of logits x with temperature T has the law
-//     p(v) = 2^((x[v] - max) * c - l),   c = log2(e) / T,   l = log2(sum over v of 2^((x[v] - max)
-//     * c)).
+//     p(v) = 2^((x[v] - max) * c - l),  c = log2(e) / T,  l = log2(sum_v 2^((x[v] - max) * c)).
 // Differences to the row's maximum, and not x * c itself: the subtraction keeps the exponent's
 // absolute error near 1e-7 wherever p matters, also at temperatures where x * c has lost its
 // fraction, and no logit can overflow. Target p and draft q use the same function, so that equal

@@ -1,12 +1,11 @@
 // verify_chain: accepts a prefix of each request's drafts and draws the token after it.
 //   Row j = 0.. of a request, in this order; the first that does not say "accept" ends the request:
 //   1. target row with NaN or +inf or nothing finite: kTargetNan, finite argmax (0 when none)
-//   2. no draft j+1 (j == K_b), draft -1, or draft outside [0, vocab_size) (then kBadId): end of
-//   chain
+//   2. no draft j+1 (j == K_b), draft -1, or draft outside [0, vocab_size) (then kBadId): the chain
+//      ends here
 //   3. greedy: accept iff the draft is the argmax, else the argmax
-//   4. draft row (where q is read) with NaN or +inf or nothing finite: kDraftNan, end of chain
-//   5. accept iff uniform(position, j+1, kAccept) * q(draft) < p(draft), else draw from the
-//   residual
+//   4. draft row (where q is read) with NaN or +inf or nothing finite: kDraftNan, the chain ends here
+//   5. accept iff uniform(position, j+1, kAccept) * q(draft) < p(draft), else draw from the residual
 //      max(p - q, 0) with uniform(position, j+1, kResidual); its mass < 1e-6: from p, same number
 //   End of chain: the argmax when greedy, else from p of row j with uniform(position, j, kBonus).
 //   q of a draft row is read only if the request is not greedy, has draft_logits, draft_rows[b] is
