@@ -60,12 +60,13 @@ class Row {
                 const TilePeak peak = tile_peak(tile_row(t), tile_size(t));
                 tiles_[t].max = peak.max;
                 tiles_[t].usable = peak.usable;
-                const char* next = reinterpret_cast<const char*>(tile_row(t + 1));
-                int64_t next_bytes = t + 1 < end ? tile_size(t + 1) * int64_t{sizeof(T)} : 0;
+                // A prefetch may reach past the row's end: it never faults, and costs a line or two.
+                const char* next =
+                    t + 1 < end ? reinterpret_cast<const char*>(tile_row(t + 1)) : nullptr;
                 for (int k = 0; k < num_scales; ++k) {
                     const LawEntries<T> entries{tile_row(t), peak.max, scales[k]};
-                    tiles_[t].sum[k] = tile_sum(entries, tile_size(t), next, next_bytes);
-                    next_bytes = 0;
+                    tiles_[t].sum[k] = tile_sum(entries, tile_size(t), next, sizeof(T));
+                    next = nullptr;
                 }
             }
         };

@@ -72,13 +72,22 @@ struct ResidualEntries {
 };
 
 // --- 2. Sums over a tile --------------------------------------------------------------------------
+// next: memory that will be read soon, `step` bytes of it per vector summed here; nullptr: none. Asked
+// for evenly and not in bursts, so that it arrives while the exponentials are computed.
 template <class Entries>
-SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end) {
+SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end,
+                                 const char* next = nullptr, int64_t step = 0) {
     V16 sum = set1(0.0f);
-    if (end - begin == kVocabBlock) {
+    if (end - begin != kVocabBlock) {
+        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
+    } else if (next == nullptr) {
         for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, i + kLanes);
     } else {
-        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
+        for (int64_t i = begin; i < end; i += kLanes) {
+            __builtin_prefetch(next, 0, 3);
+            next += step;
+            sum = sum + entries.lanes(i, i + kLanes);
+        }
     }
     return sum;
 }
@@ -86,15 +95,13 @@ SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t 
 // next: where the tile after this one lies (nullptr: nowhere), fetched while this one is computed on.
 template <class Entries>
 float tile_sum(const Entries& entries, int64_t n, const char* next = nullptr,
-               int64_t next_bytes = 0) {
+               int64_t element_size = 0) {
     V16 sum = set1(0.0f);
-    const int64_t share = next_bytes / kBlocksPerTile;
     for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
-        for (const char* line = next; line < next + share; line += 64)
-            __builtin_prefetch(line, 0, 2);
-        next += share;
         const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-        sum = sum + block_lanes_sum(entries, begin, end);
+        sum = sum + block_lanes_sum(entries, begin, end,
+                                    next == nullptr ? nullptr : next + begin * element_size,
+                                    kLanes * element_size);
     }
     return sum_lanes(sum);
 }
