@@ -13,7 +13,8 @@ CUDA_ARCHS ?= 80-real;90-real;100-real;120
 SPECDEC_CUDA ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo auto || echo 0)
 export SPECDEC_CUDA
 
-CXX_SOURCES := $(shell find csrc cmake cpp_tests -type f 2>/dev/null) CMakeLists.txt setup.py
+CXX_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py
+EMU_SOURCES := $(CXX_SOURCES) $(shell find cpp_tests/cuda_on_cpu -type f -not -name '*.py*')
 PYTEST := $(PY) -m pytest
 EMU_LIBS := build/emu/stamp
 
@@ -102,7 +103,7 @@ $(VENV)/lint: $(VENV)/torch
 	$(BIN)/pip install --quiet ruff==0.17.6 clang-format==14.0.6
 	@touch $@
 
-$(EMU_LIBS): $(VENV)/torch $(CXX_SOURCES)
+$(EMU_LIBS): $(VENV)/torch $(EMU_SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emu -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
 		-DSPECDEC_CUDA=0 -DSPECDEC_PYBIND=OFF -DSPECDEC_EMU=ON >build/emu-configure.log 2>&1 \
 		|| { mkdir -p build; cat build/emu-configure.log; exit 1; }
