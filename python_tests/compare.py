@@ -83,6 +83,11 @@ def assert_close(got, oracle, peer=None, what="result", magnitude=None):
 # probability: 2^-24 of an exponent of up to 2^6, plus the errors of exp2 and of the row's sum.
 DECISION_BAND = 4e-6
 
+# Laws put together by exact enumeration: of the op, whose thresholds are measured to about 1e-7, and
+# of formulas in float64.
+LAW_ERROR = 1e-6
+FORMULA_ERROR = 1e-12
+
 
 def assert_decisions(got, allowed, what="decision"):
     """Every decision is the oracle's, or one that crosses a threshold within DECISION_BAND.

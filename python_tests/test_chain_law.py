@@ -18,6 +18,7 @@ import chains
 import numpy as np
 import pytest
 import torch
+from compare import FORMULA_ERROR, LAW_ERROR
 from oracles.sample import law
 
 from specdec_ext._philox import ACCEPT, BONUS, DRAFT, RESIDUAL, SAMPLE, philox4x32
@@ -286,7 +287,7 @@ def test_law_by_exact_enumeration(backend, name):
     # The formulas themselves are exact ...
     target = chain.target()
     for emitted in chain.emitted(chain.accept, chain.residual, lambda s: chain.p[s]):
-        assert np.abs(emitted - target).max() < 1e-12
+        assert np.abs(emitted - target).max() < FORMULA_ERROR
     # ... and so is the op.
     measured = chain.measure(backend)
     emitted = chain.emitted(
@@ -299,11 +300,11 @@ def test_law_by_exact_enumeration(backend, name):
         lambda s: differences(measured, ("bonus", s), vocab),
     )
     worst = max(np.abs(e - target).max() for e in emitted)
-    assert worst <= 1e-6, f"law error {worst:.3g}"
+    assert worst <= LAW_ERROR, f"law error {worst:.3g}"
     marginal = max(
         np.abs((e - target).sum(axis=tuple(range(1, num_drafts + 1)))).max() for e in emitted
     )
-    assert marginal <= 1e-6, f"error {marginal:.3g} in the law of the first token"
+    assert marginal <= LAW_ERROR, f"error {marginal:.3g} in the law of the first token"
 
 
 @pytest.mark.parametrize("vocab, temperature", [(2, 1.0), (5, 1.0), (5, 0.6), (4, 30.0)])
@@ -325,7 +326,7 @@ def test_law_of_sample_by_exact_enumeration(backend, vocab, temperature):
     )[0]
     tokens = np.split(tokens.cpu().numpy(), np.cumsum([len(t.seeds) for t in thresholds])[:-1])
     edges = [t.measure(own <= v) for v, (t, own) in enumerate(zip(thresholds, tokens, strict=True))]
-    assert np.abs(np.diff([0.0, *edges, 1.0]) - p).max() <= 1e-6
+    assert np.abs(np.diff([0.0, *edges, 1.0]) - p).max() <= LAW_ERROR
 
 
 # --- Chi-squared ------------------------------------------------------------------------------------

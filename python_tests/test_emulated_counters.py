@@ -13,11 +13,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def global_lines(stats, op):
-    return [line for line in stats["lines"] if line["space"] == "global" and line["op"] == op]
-
-
-def assert_full_sectors(stats, ignore=()):
+def assert_full_sectors(stats):
     """Every line that streams data uses each 32-byte sector that it fetches."""
     for line in stats["lines"]:
         if line["space"] != "global" or line["bytes"] < 1024:

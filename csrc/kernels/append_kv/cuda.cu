@@ -86,13 +86,12 @@ bool in_chunks(const View<T, N>& view, int element_size, int64_t (&size)[N], int
 }
 
 template <class Traits>
-bool make_side(const View<const void, 3>& rows, const View<void, 4>& cache, const float* scale,
+void make_side(const View<const void, 3>& rows, const View<void, 4>& cache, const float* scale,
                int64_t scale_stride, Side<Traits>& side) {
     side.rows = rows.template as<const typename Traits::Source>();
     side.cache = cache.template as<typename Traits::Target>();
     side.scale = scale;
     side.scale_stride = scale_stride;
-    return true;
 }
 
 bool make_chunked_side(const View<const void, 3>& rows, const View<void, 4>& cache,

@@ -4,11 +4,9 @@
 #pragma once
 
 #include "simd.h"
+#include "token_law.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
-
-constexpr float kLog2E = 1.4426950408889634f;
-constexpr double kLn2 = 0.693147180559945309417;
 
 // 2^f for |f| <= 1/2: a minimax polynomial, exactly 1 at 0.
 SPECDEC_SIMD V16 exp2_fraction(V16 f) {
