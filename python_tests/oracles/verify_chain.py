@@ -1,116 +1,124 @@
-"""verify_chain, slowly and obviously: one request, one row at a time, float64.
+"""verify_chain, slowly and obviously: every request as a tree whose nodes have one child each.
 
 `outcomes` returns per request every outcome (accepted, token, status) that rounding may decide for:
 first the exact one, then, with band > 0, those reached by crossing a threshold that is not further
-away than the band.
+away than the band. oracles/verify.py has the rules.
 """
 
 import numpy as np
 import torch
 
-from oracles.sample import draw, finite_argmax, is_greedy, law, usable
-from specdec_ext._philox import ACCEPT, BONUS, RESIDUAL, uniform
-
-TARGET_NAN, DRAFT_NAN, BAD_ID = 1, 2, 4
-MIN_RESIDUAL_MASS = 1e-6
+from oracles.choices import Coins
+from oracles.controls import GREEDY, Controls, top
+from oracles.verify import Verification
 
 
 def _clamp(x, low, high):
     return max(low, min(x, high))
 
 
-def _residual_tokens(p, q, u, band):
-    rest = np.maximum(p - q, 0.0)
-    mass = rest.sum()
-    if mass < MIN_RESIDUAL_MASS:
-        tokens = draw(p, u, band)
-        if band and mass > MIN_RESIDUAL_MASS - band and mass > 0:
-            tokens += draw(rest, u, band / mass)
-    else:
-        # An error of `band` in p and q is band / mass in the residual's law.
-        tokens = draw(rest, u, band / mass)
-        if band and mass < MIN_RESIDUAL_MASS + band:
-            tokens += draw(p, u, band)
-    return list(dict.fromkeys(tokens))
+def span(cu_rows, b, num_rows):
+    """Rows of request b: clamped, so that no cu_rows leads outside."""
+    begin = _clamp(int(cu_rows[b]), 0, num_rows)
+    return begin, _clamp(int(cu_rows[b + 1]), begin, num_rows)
 
 
-def _walk(j, rows, drafts, q_rows, request, band):
-    """Outcomes of a request from its row j on."""
-    seed, position, temperature, draft_temperature, vocab_size = request
+def target_ids(d2t, is_offset):
+    """Target id of every draft id."""
+    d2t = np.asarray(d2t)
+    return d2t + np.arange(len(d2t)) if is_offset else d2t
 
-    def coin(index, purpose):
-        return uniform(seed, position, index, purpose)
 
-    x = rows[j]
-    if not usable(x):
-        return [(j, finite_argmax(x), TARGET_NAN)]
-    p = law(x, temperature)
-    end_of_chain = [int(np.argmax(x))] if is_greedy(temperature) else draw(p, coin(j, BONUS), band)
-    draft = drafts[j] if j < len(drafts) else -1
-    if not 0 <= draft < vocab_size:
-        return [(j, token, 0 if draft == -1 else BAD_ID) for token in end_of_chain]
-    if is_greedy(temperature):
-        if draft != int(np.argmax(x)):
-            return [(j, int(np.argmax(x)), 0)]
-        return _walk(j + 1, rows, drafts, q_rows, request, band)
-    q = np.zeros(vocab_size)
-    q[draft] = 1.0
-    if q_rows is not None:
-        if not usable(q_rows[j]):
-            return [(j, token, DRAFT_NAN) for token in end_of_chain]
-        q = law(q_rows[j], draft_temperature)
-    left, right = coin(j + 1, ACCEPT) * q[draft], p[draft]
-    near = abs(left - right) <= band * max(left, right) and right > 0
-    out = []
-    for accept in [left < right] + ([not left < right] if near and band else []):
-        if accept:
-            out += _walk(j + 1, rows, drafts, q_rows, request, band)
-        else:
-            tokens = _residual_tokens(p, q, coin(j + 1, RESIDUAL), band)
-            out += [(j, token, 0) for token in tokens]
-    return out
+def verification(b, choices, case):
+    """The Verification of request b, None when it is inactive. case: arguments of the op by name."""
+    options = dict(case)
+    target, ids, cu_rows = (options.pop(k) for k in ("target_logits", "input_ids", "cu_rows"))
+    vocab_size, max_drafts = options.pop("vocab_size"), options.pop("max_drafts")
+    draft, draft_rows = options.pop("draft_logits", None), options.pop("draft_rows", None)
+    draft_temperature = options.pop("draft_temperature", None)
+    one_hot = options.pop("draft_is_one_hot", None)
+    d2t, is_offset = options.pop("d2t", None), options.pop("d2t_is_offset", True)
+    own = {
+        k: options.pop(k)
+        for k in ("method", "posterior_threshold", "posterior_alpha", "draft_controls")
+        if k in options
+    }
+    for name in ("seeds", "positions", "num_logprobs", "logprobs_mode"):
+        options.pop(name, None)
+    controls = Controls(vocab_size, **options)
+
+    begin, end = span(cu_rows, b, target.shape[0])
+    if begin == end:
+        return None
+    rows = min(end - begin, max_drafts + 1)
+    t = np.float32(1) if draft_temperature is None else np.float32(draft_temperature[b].item())
+    draft_of, draft_ids = None, None
+    if draft is not None:
+        row = b if draft_rows is None else int(draft_rows[b])
+        q_is_one_hot = one_hot is not None and bool(one_hot[b])
+        if 0 <= row < draft.shape[0] and not q_is_one_hot and t >= GREEDY:
+            columns = vocab_size if d2t is None else len(d2t)
+            draft_of = lambda u: draft[row, u, :columns].float().numpy()  # noqa: E731
+            draft_ids = None if d2t is None else target_ids(d2t, is_offset)
+    return Verification(
+        controls.of(b),
+        [int(i) for i in ids[begin : begin + rows]],
+        [[u + 1] if u + 1 < rows else [] for u in range(rows)],
+        lambda u: target[begin + u, :vocab_size].float().numpy(),
+        draft_of,
+        choices,
+        first_row=begin,
+        siblings="deterministic" if draft_of is None else "sampled",
+        draft_temperature=t,
+        draft_ids=draft_ids,
+        **own,
+    )
 
 
 def outcomes(
-    target_logits,
-    input_ids,
-    cu_rows,
-    seeds,
-    positions,
-    max_drafts,
-    *,
-    vocab_size,
-    draft_logits=None,
-    draft_rows=None,
-    draft_temperature=None,
-    draft_is_one_hot=None,
-    method="token",
-    temperature=None,
-    band=0.0,
+    target_logits, input_ids, cu_rows, seeds, positions, max_drafts, *, band=0.0, **options
 ):
-    assert method == "token"
-    num_rows = target_logits.shape[0]
+    case = {
+        "target_logits": target_logits,
+        "input_ids": input_ids,
+        "cu_rows": cu_rows,
+        "max_drafts": max_drafts,
+        **options,
+    }
     out = []
     for b in range(cu_rows.shape[0] - 1):
-        begin = _clamp(int(cu_rows[b]), 0, num_rows)
-        end = _clamp(int(cu_rows[b + 1]), begin, num_rows)
-        if begin == end:
+        request = verification(b, Coins(int(seeds[b]), int(positions[b]), band), case)
+        if request is None:
             out.append([None])
             continue
-        num_drafts = min(end - begin - 1, max_drafts)
-        rows = target_logits[begin : begin + num_drafts + 1, :vocab_size].double().numpy()
-        drafts = [int(i) for i in input_ids[begin + 1 : begin + 1 + num_drafts]]
-        t = 1.0 if temperature is None else float(temperature[b])
-        t_draft = 1.0 if draft_temperature is None else float(draft_temperature[b])
-        q_rows = None
-        if draft_logits is not None:
-            row = b if draft_rows is None else int(draft_rows[b])
-            one_hot = draft_is_one_hot is not None and bool(draft_is_one_hot[b])
-            if 0 <= row < draft_logits.shape[0] and not one_hot and not is_greedy(t_draft):
-                q_rows = draft_logits[row, :, :vocab_size].double().numpy()
-        request = (int(seeds[b]), int(positions[b]), t, t_draft, vocab_size)
-        out.append(_walk(0, rows, drafts, q_rows, request, band))
+        some = [(len(o.path) - 1, o.token, o.status) for _, o in request.walk()]
+        out.append(list(dict.fromkeys(some)))
     return out
+
+
+def row_logprobs(row, token, mode, n):
+    """(log-probability of the token, top ids, their log-probabilities) of one target row."""
+    values = row.logprobs(mode)
+    key = row.raw if mode == "raw" else row.z
+    return 0.0 if values is None else values[token], *top(values, key, n)
+
+
+def logprobs(tokens, num_accepted, case):
+    """(logprobs, top_ids, top_logprobs) of given results, float64: [B, K+1(, n)]."""
+    n, mode = max(case.get("num_logprobs", -1), 0), case.get("logprobs_mode", "raw")
+    batch, width = tokens.shape
+    out = np.zeros((batch, width)), np.full((batch, width, n), -1), np.zeros((batch, width, n))
+    if case.get("num_logprobs", -1) >= 0:
+        for b in range(batch):
+            request = verification(b, Coins(0, 0), case)
+            if request is None:
+                continue
+            for i in range(int(num_accepted[b]) + 1):
+                row = request.row(list(range(i + 1)))
+                out[0][b, i], out[1][b, i], out[2][b, i] = row_logprobs(
+                    row, int(tokens[b, i]), mode, n
+                )
+    return tuple(torch.from_numpy(t) for t in out)
 
 
 def verify_chain(target_logits, input_ids, cu_rows, seeds, positions, max_drafts, **options):
@@ -124,8 +132,10 @@ def verify_chain(target_logits, input_ids, cu_rows, seeds, positions, max_drafts
         if outcome is None:
             continue
         accepted, token, status[b] = outcome
-        begin = _clamp(int(cu_rows[b]), 0, target_logits.shape[0])
+        begin, _ = span(cu_rows, b, target_logits.shape[0])
         tokens[b, :accepted] = input_ids[begin + 1 : begin + 1 + accepted]
         tokens[b, accepted] = token
         num_accepted[b] = accepted
     return tokens, num_accepted, status
+
+
