@@ -1,6 +1,6 @@
 # The one list of sources. An op adds its stem to SPECDEC_OPS; its files then follow by name:
 # kernels/<op>/cpu.cpp, kernels/<op>/cuda.cu, ops/<op>.cpp.
-set(SPECDEC_OPS append_kv sample verify_attention verify_chain)
+set(SPECDEC_OPS append_kv sample verify_attention verify_chain verify_tree)
 
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.
 set(SPECDEC_EXTRA_CUDA
@@ -10,7 +10,8 @@ set(SPECDEC_EXTRA_CUDA
     kernels/verify_attention/instances/attend_f16_128.cu)
 
 set(SPECDEC_COMMON_SOURCES kernels/common/isa.cpp kernels/common/parallel.cpp)
-set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp)
+set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp stable/controls.cpp
+    stable/verify.cpp)
 set(SPECDEC_SCHEMA_SOURCES schema.cpp)
 
 set(SPECDEC_CPU_KERNELS)

@@ -5,15 +5,20 @@ Conventions shared by all ops (sizes, ragged layout, slots, status bits): docs/c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypedDict
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from typing import Unpack
 
 _ops = torch.ops.specdec
 
 
 def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
-    return ["append_kv", "sample", "verify_attention", "verify_chain"]
+    return ["append_kv", "sample", "verify_attention", "verify_chain", "verify_tree"]
 
 
 def cpu_isa() -> str:
@@ -130,52 +135,101 @@ def _verify_attention_fake(
     return out, q.new_empty(rows, heads, dtype=torch.float32)
 
 
+class SamplingControls(TypedDict, total=False):
+    """Keyword arguments of every op that has a law: sample, verify_chain, verify_tree. All optional.
+
+    Per request (B; per row of ``sample``), mixed freely in one batch, read on the device. Order:
+    penalties, bias, bitmask, temperature, top-k, top-p, min-p. Ids of equal processed logit rank by id,
+    lowest first. An off value is bitwise the same as an absent argument.
+    """
+
+    #: float32 [B], 1 where absent; below 1e-5 the request is greedy: argmax, lowest id on ties.
+    temperature: Tensor | None
+    #: int32 [B], keeps the k most probable ids; off when <= 0 or >= vocab_size; 1 is greedy.
+    top_k: Tensor | None
+    #: float32 [B], keeps ids while the mass of those before is below it; off from 1; <= 0 keeps one id.
+    top_p: Tensor | None
+    #: float32 [B], keeps ids with p >= min_p * max p; off when <= 0.
+    min_p: Tensor | None
+    #: float32 [B], on ids with a count or in the prompt: logit / r if positive, else logit * r; off at 1.
+    repetition_penalty: Tensor | None
+    #: float32 [B], minus frequency * count on ids with a count; off at 0. Penalties need token_counts.
+    frequency_penalty: Tensor | None
+    #: float32 [B], minus presence on ids with a count; off at 0.
+    presence_penalty: Tensor | None
+    #: int32 [B, >= V], counts of committed tokens including the anchor; the drafts before a row count too.
+    token_counts: Tensor | None
+    #: int32 [B, >= ceil(V / 32)], bit per id of the prompt, for the repetition penalty.
+    prompt_mask: Tensor | None
+    #: int32 [B + 1], offsets into bias_ids and bias_values.
+    bias_offsets: Tensor | None
+    #: int32 or int64 [n]; foreign ids are ignored, repeated ids add.
+    bias_ids: Tensor | None
+    #: float32 [n], added to the logit; -inf bans.
+    bias_values: Tensor | None
+    #: int32 [M, >= ceil(V / 32)], bit per id, lowest first, 1 allows (xgrammar's layout).
+    token_bitmask: Tensor | None
+    #: int32 [R], row of token_bitmask of each row, -1 unconstrained; outside 0..M-1 allows nothing. Absent:
+    #: row r, and M must be R.
+    bitmask_rows: Tensor | None
+    #: "sequential" (default: top-p on the renormalised top-k) or "joint" (top-p on the law before top-k).
+    filter_order: str
+    #: n >= 0 reports log-probabilities of the emitted tokens and of the n most probable ids; default -1.
+    num_logprobs: int
+    #: "raw" (default: log-softmax of the logits as given) or "processed" (of the law under all controls;
+    #: greedy requests at temperature 1).
+    logprobs_mode: str
+
+
 def sample(
     logits: Tensor,
     seeds: Tensor,
     positions: Tensor,
     *,
     vocab_size: int,
-    temperature: Tensor | None = None,
+    **controls: Unpack[SamplingControls],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Draw one token per row from ``softmax(logits / temperature)``, in one pass over the logits.
+    """Draw one token per row from the row's law under its sampling controls.
 
-    ``tokens[r]`` is the id at u of the row's cumulative law in vocabulary order (half-open buckets),
-    with the one uniform u of (``seeds[r]``, ``positions[r]``, SAMPLE). Below temperature 1e-5 it is
-    the argmax, lowest id on ties. A row's result depends on that row alone, bit for bit.
+    By inverse CDF in vocabulary order with one uniform number per row: Philox of (seed, position,
+    stream SAMPLE), see docs/conventions.md; greedy rows take the argmax, lowest id on ties. A row's
+    result depends on that row alone, bit for bit.
 
     Args:
-        logits: ``[R, >= vocab_size]`` float32, float16 or bfloat16, last dimension dense, any row
-            stride. Columns past vocab_size are ignored. -inf is a token of probability 0.
+        logits: ``[R, >= vocab_size]`` float32, float16 or bfloat16, last dimension dense; columns past
+            vocab_size are ignored.
         seeds: int64 ``[R]``, the seed of the request that the row belongs to.
         positions: int32 or int64 ``[R]``, absolute position of the token fed at the row.
         vocab_size: V.
-        temperature: float32 ``[R]``, None is 1. Greedy and sampled rows mix freely.
+        controls: see `SamplingControls`, one value per row.
 
     Returns:
         tokens: int64 ``[R]``.
-        logprob: float32 ``[R]``, log-probability of the token at temperature 1.
-        lse: float32 ``[R]``, natural logarithm of the sum of exp(logits).
-        status: int32 ``[R]``; 1 (TARGET_NAN) for a row with NaN or +inf or without a finite logit:
-            its token is the finite argmax (0 when there is none), its logprob and lse are 0.
-        top_ids, top_logprobs: ``[R, 0]``.
+        logprob: float32 ``[R]``, log-probability of the token, raw or processed (``logprobs_mode``).
+        lse: float32 ``[R]``, natural logarithm of the sum of exp(raw logits).
+        status: int32 ``[R]``; 1 TARGET_NAN (a row with NaN or +inf or without a finite logit: the token
+            is the finite argmax among the allowed ids, 0 without any finite one; lse is 0), 8
+            EMPTY_SUPPORT (the controls allow nothing: the token is the lowest id that the bitmask
+            allows, else the argmax of the raw row).
+        top_ids: int64 ``[R, n]``, the n most probable ids, padded with -1.
+        top_logprobs: float32 ``[R, n]``, padded with 0.
 
     Raises:
-        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
     """
-    return _ops.sample(logits, seeds, positions, vocab_size=vocab_size, temperature=temperature)
+    return _ops.sample(logits, seeds, positions, vocab_size=vocab_size, **controls)
 
 
 @torch.library.register_fake("specdec::sample")
-def _sample_fake(logits, seeds, positions, *, vocab_size, temperature=None):
-    rows = logits.shape[0]
+def _sample_fake(logits, seeds, positions, *, vocab_size, num_logprobs=-1, **controls):
+    rows, top = logits.shape[0], torch.sym_max(num_logprobs, 0)
     return (
         logits.new_empty(rows, dtype=torch.int64),
         logits.new_empty(rows, dtype=torch.float32),
         logits.new_empty(rows, dtype=torch.float32),
         logits.new_empty(rows, dtype=torch.int32),
-        logits.new_empty((rows, 0), dtype=torch.int64),
-        logits.new_empty((rows, 0), dtype=torch.float32),
+        logits.new_empty((rows, top), dtype=torch.int64),
+        logits.new_empty((rows, top), dtype=torch.float32),
     )
 
 
@@ -192,19 +246,24 @@ def verify_chain(
     draft_rows: Tensor | None = None,
     draft_temperature: Tensor | None = None,
     draft_is_one_hot: Tensor | None = None,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    draft_controls: bool = False,
     method: str = "token",
-    temperature: Tensor | None = None,
+    posterior_threshold: float = 0.09,
+    posterior_alpha: float = 0.3,
+    **controls: Unpack[SamplingControls],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Accept a prefix of each request's drafts, then draw one token: the output has the target's law.
 
     Request b owns rows ``cu_rows[b] .. cu_rows[b+1]-1``: its anchor, then its
-    ``K_b = min(rows - 1, max_drafts)`` drafts. With p = softmax(target row / temperature) and
-    q = softmax(draft row / draft_temperature), draft x of row j is accepted iff ``u * q(x) < p(x)``;
-    at the first rejection the token is drawn from ``max(p - q, 0)`` (from p when its mass is below
-    1e-6), after K_b accepted drafts from p of the last row. A greedy request (temperature < 1e-5)
-    accepts while the draft is the argmax, lowest id on ties. Random numbers: Philox of (seed,
-    position of the anchor, draft number, purpose), see docs/conventions.md. A request's result
-    depends on that request alone, bit for bit.
+    ``K_b = min(rows - 1, max_drafts)`` drafts. p is the law of a target row under the request's controls
+    (the drafts before the row count in its penalties), q = softmax(draft row / draft_temperature). With
+    method "token" (Leviathan et al. 2023, Chen et al. 2023), draft x of row j is accepted iff
+    ``u * q(x) < p(x)``; at the first rejection the token is drawn from ``max(p - q, 0)`` (from p when
+    its mass is below 1e-6), after K_b accepted drafts from p of the last row. A greedy request accepts
+    while the draft is the argmax. Random numbers: Philox of (seed, position of the anchor, draft number,
+    purpose), see docs/conventions.md. A request's result depends on that request alone, bit for bit.
 
     For sampled requests the law is the target's only if q is the law that the drafts were drawn
     from: drafts chosen without chance (argmax, prompt lookup) need the one-hot form.
@@ -224,17 +283,28 @@ def verify_chain(
         draft_rows: int32 ``[B]``, row of draft_logits of each request, -1 for one-hot. None: row b.
         draft_temperature: float32 ``[B]``; None is 1, below 1e-5 the draft is one-hot.
         draft_is_one_hot: bool ``[B]``, requests whose drafts were chosen without chance.
-        method: "token".
-        temperature: float32 ``[B]``; None is 1. Greedy and sampled requests mix freely.
+        d2t: int64 ``[Vd]`` for drafters with a reduced vocabulary: target id of draft id i is
+            ``i + d2t[i]`` (``d2t[i]`` with ``d2t_is_offset=False``); draft rows then have Vd columns in
+            use. Target ids must be distinct; one outside the vocabulary never comes out.
+        draft_controls: the request's controls act on the draft rows too (for drafts drawn by `sample`
+            with the same controls and draft_temperature); False: q has only its temperature.
+        method: "token"; "block" (Sun et al. 2024: never accepts fewer); "sampled" (draws the target's
+            token at every row and goes on while it equals the draft: the output does not depend on the
+            drafts); "typical" (Medusa: accepts p(x) > min(threshold, alpha e^-entropy); lossy).
+        posterior_threshold, posterior_alpha: of "typical".
+        controls: see `SamplingControls`.
 
     Returns:
         tokens: ``[B, K+1]`` in the dtype of input_ids: accepted drafts, the token after them, then -1.
         num_accepted: int32 ``[B]``.
         status: int32 ``[B]``, of what verification reached: 1 TARGET_NAN (the last token is the finite
             argmax), 2 DRAFT_NAN (the chain ends before that draft), 4 BAD_ID (a draft id outside the
-            vocabulary other than -1, taken as -1).
-        logprobs: float32 ``[B, K+1]``, zeros.
-        top_ids, top_logprobs: ``[B, K+1, 0]``.
+            vocabulary other than -1, taken as -1), 8 EMPTY_SUPPORT (the controls allow nothing: lowest
+            id that the bitmask allows, else the argmax of the raw row).
+        logprobs: float32 ``[B, K+1]``, of the emitted tokens under the target row that decided them;
+            zeros unless ``num_logprobs >= 0``.
+        top_ids: ``[B, K+1, n]`` in the dtype of input_ids, most probable ids per row, padded with -1.
+        top_logprobs: float32 ``[B, K+1, n]``, padded with 0.
 
     Raises:
         RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
@@ -251,8 +321,13 @@ def verify_chain(
         draft_rows=draft_rows,
         draft_temperature=draft_temperature,
         draft_is_one_hot=draft_is_one_hot,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        draft_controls=draft_controls,
         method=method,
-        temperature=temperature,
+        posterior_threshold=posterior_threshold,
+        posterior_alpha=posterior_alpha,
+        **controls,
     )
 
 
@@ -266,19 +341,115 @@ def _verify_chain_fake(
     max_drafts,
     *,
     vocab_size,
-    draft_logits=None,
-    draft_rows=None,
-    draft_temperature=None,
-    draft_is_one_hot=None,
-    method="token",
-    temperature=None,
+    num_logprobs=-1,
+    **options,
 ):
-    batch, width = cu_rows.shape[0] - 1, max_drafts + 1
+    batch, width, top = cu_rows.shape[0] - 1, max_drafts + 1, torch.sym_max(num_logprobs, 0)
     return (
         target_logits.new_empty((batch, width), dtype=input_ids.dtype),
         target_logits.new_empty(batch, dtype=torch.int32),
         target_logits.new_empty(batch, dtype=torch.int32),
         target_logits.new_empty((batch, width), dtype=torch.float32),
-        target_logits.new_empty((batch, width, 0), dtype=input_ids.dtype),
-        target_logits.new_empty((batch, width, 0), dtype=torch.float32),
+        target_logits.new_empty((batch, width, top), dtype=input_ids.dtype),
+        target_logits.new_empty((batch, width, top), dtype=torch.float32),
+    )
+
+
+def verify_tree(
+    target_logits: Tensor,
+    input_ids: Tensor,
+    parents: Tensor,
+    cu_rows: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    max_depth: int,
+    *,
+    vocab_size: int,
+    draft_logits: Tensor | None = None,
+    draft_temperature: Tensor | None = None,
+    children: str = "deterministic",
+    method: str = "token",
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    draft_controls: bool = False,
+    **controls: Unpack[SamplingControls],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Accept a path of each request's draft tree, then draw one token: the output has the target's law.
+
+    Request b owns rows ``cu_rows[b] .. cu_rows[b+1]-1``; row u is node u, node 0 the anchor. Target row
+    u is the law of the token after node u. The order of the nodes is the order in which siblings were
+    drawn. A tree in which every node has one child gives bitwise the result of `verify_chain`.
+
+    Args:
+        target_logits, input_ids, cu_rows, seeds, positions, vocab_size, d2t, d2t_is_offset,
+            draft_controls, controls: as in `verify_chain`.
+        parents: int32 ``[R]``, node number of the parent within the request, -1 for node 0, every
+            parent before its children.
+        max_depth: most drafts on a path; deeper nodes are treated as absent.
+        draft_logits: ``[R, >= vocab_size]``: row u is the law that the children of node u were drawn
+            from; needed unless children are deterministic, not read at leaves.
+        draft_temperature: float32 ``[B]``; None is 1; below 1e-5 the request's children are
+            deterministic.
+        children: how siblings were chosen. "deterministic": without chance, e.g. the k most probable
+            ids (one coin per node against their cumulative p); "sampled": drawn from q without
+            replacement (Gumbel top-k); "sampled_with_replacement": drawn independently from q.
+        method: "token" (recursive rejection, root to leaf: SpecInfer, RSD) or "traversal" (leaf to
+            root, arXiv 2505.12398: never accepts fewer in expectation; with deterministic children
+            the same as "token").
+
+    Returns:
+        tokens: ``[B, max_depth+1]`` in the dtype of input_ids: accepted drafts, the token after them,
+            then -1.
+        path: int32 ``[B, max_depth+1]``: 0, then the accepted nodes, then -1.
+        num_accepted: int32 ``[B]``.
+        status: int32 ``[B]``, as in `verify_chain`, of the nodes on the path; 16 BAD_TREE: some parent
+            is not before its child or not in the tree (the valid part is used).
+        logprobs, top_ids, top_logprobs: as in `verify_chain`, along the path.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.verify_tree(
+        target_logits,
+        input_ids,
+        parents,
+        cu_rows,
+        seeds,
+        positions,
+        max_depth,
+        vocab_size=vocab_size,
+        draft_logits=draft_logits,
+        draft_temperature=draft_temperature,
+        children=children,
+        method=method,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        draft_controls=draft_controls,
+        **controls,
+    )
+
+
+@torch.library.register_fake("specdec::verify_tree")
+def _verify_tree_fake(
+    target_logits,
+    input_ids,
+    parents,
+    cu_rows,
+    seeds,
+    positions,
+    max_depth,
+    *,
+    vocab_size,
+    num_logprobs=-1,
+    **options,
+):
+    batch, width, top = cu_rows.shape[0] - 1, max_depth + 1, torch.sym_max(num_logprobs, 0)
+    return (
+        target_logits.new_empty((batch, width), dtype=input_ids.dtype),
+        target_logits.new_empty((batch, width), dtype=torch.int32),
+        target_logits.new_empty(batch, dtype=torch.int32),
+        target_logits.new_empty(batch, dtype=torch.int32),
+        target_logits.new_empty((batch, width), dtype=torch.float32),
+        target_logits.new_empty((batch, width, top), dtype=input_ids.dtype),
+        target_logits.new_empty((batch, width, top), dtype=torch.float32),
     )

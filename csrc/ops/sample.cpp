@@ -1,11 +1,11 @@
-// sample(logits [R, >= V], seeds [R], positions [R], *, vocab_size V, temperature [R])
-//     -> (tokens [R], logprob [R], lse [R], status [R], top_ids [R, 0], top_logprobs [R, 0])
-// tokens[r] ~ softmax(logits[r, :V] / temperature[r]) with the uniform number (seeds[r], positions[r],
-// SAMPLE), argmax below temperature 1e-5; logprob and lse of the row at temperature 1.
+// sample(logits [R, >= V], seeds [R], positions [R], *, vocab_size V, controls)
+//     -> (tokens [R], logprob [R], lse [R], status [R], top_ids [R, n], top_logprobs [R, n])
+// One token per row from the row's law under its controls (one value of each control per row), with the
+// uniform number (seeds[r], positions[r], SAMPLE); the argmax for greedy rows.
 // A row's result depends on that row alone.
 #include "sample/params.h"
 
-#include "stable/check.h"
+#include "stable/controls.h"
 
 namespace specdec::ops {
 namespace {
@@ -16,7 +16,9 @@ constexpr int64_t kMaxVocab = int64_t{1} << 31;
 using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions,
-              int64_t vocab_size, const OptionalTensor& temperature) {
+              int64_t vocab_size, SPECDEC_CONTROL_PARAMETERS) {
+    const ControlArgs controls = SPECDEC_CONTROL_ARGUMENTS;
+
     // 1. Validate.
     const Arg logits_arg(kOp, "logits", logits);
     logits_arg.dims(2, "[R, >= vocab_size]").dtype({DType::kF32, DType::kF16, DType::kBF16});
@@ -32,19 +34,17 @@ Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions
     };
     per_row("seeds", seeds).dtype({DType::kI64});
     per_row("positions", positions).index();
-    if (temperature) per_row("temperature", *temperature).dtype({DType::kF32}).dense();
+    controls.check(kOp, logits, num_rows, "R of logits", num_rows, vocab_size);
 
     // 2. Allocate.
+    const int64_t n = controls.top_n();
     Tensor tokens = empty_on(logits, {num_rows}, DType::kI64);
     Tensor logprob = empty_on(logits, {num_rows}, DType::kF32);
     Tensor lse = empty_on(logits, {num_rows}, DType::kF32);
     Tensor status = empty_on(logits, {num_rows}, DType::kI32);
-    Result result = {tokens,
-                     logprob,
-                     lse,
-                     status,
-                     empty_on(logits, {num_rows, 0}, DType::kI64),
-                     empty_on(logits, {num_rows, 0}, DType::kF32)};
+    Tensor top_ids = empty_on(logits, {num_rows, n}, DType::kI64);
+    Tensor top_logprobs = empty_on(logits, {num_rows, n}, DType::kF32);
+    const Result result = {tokens, logprob, lse, status, top_ids, top_logprobs};
     if (num_rows == 0) return result;
 
     // 3. Parameters.
@@ -54,18 +54,18 @@ Result sample(const Tensor& logits, const Tensor& seeds, const Tensor& positions
     p.logits_dtype = logits_arg.type();
     p.seeds = launch.index("seeds", seeds);
     p.positions = launch.index("positions", positions);
-    p.temperature = temperature
-                        ? static_cast<const float*>(launch.in_data("temperature", *temperature))
-                        : nullptr;
+    p.controls = controls.fill(launch);
+    p.logprobs_wanted = controls.logprobs();
     p.vocab_size = vocab_size;
     p.tokens = static_cast<int64_t*>(launch.out_data("tokens", tokens));
     p.logprob = static_cast<float*>(launch.out_data("logprob", logprob));
     p.lse = static_cast<float*>(launch.out_data("lse", lse));
     p.status = static_cast<int32_t*>(launch.out_data("status", status));
+    p.top_ids = static_cast<int64_t*>(launch.out_data("top_ids", top_ids));
+    p.top_logprobs = static_cast<float*>(launch.out_data("top_logprobs", top_logprobs));
     p.scratch = nullptr;
 #if !defined(SPECDEC_BACKEND_CPU)
-    const Tensor scratch =
-        empty_on(logits, {cuda::sample_scratch_bytes(num_rows, vocab_size)}, DType::kBool);
+    const Tensor scratch = empty_on(logits, {cuda::sample_scratch_bytes(p)}, DType::kBool);
     p.scratch = launch.out_data("scratch", scratch);
 #endif
 

@@ -26,24 +26,6 @@ struct Tile {
     bool usable;
 };
 
-// log2 for 1 <= x in plain double operations: the same bits everywhere, which no libm promises.
-inline double log2_of(double x) {
-    uint64_t bits;
-    memcpy(&bits, &x, 8);
-    int64_t exponent = static_cast<int64_t>(bits >> 52) - 1023;
-    bits = (bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull;
-    double m;
-    memcpy(&m, &bits, 8);
-    if (m > 1.4142135623730951) {
-        m *= 0.5;
-        exponent += 1;
-    }
-    const double z = (m - 1.0) / (m + 1.0), z2 = z * z;  // |z| < 0.172: atanh series to 1e-17
-    double series = 0.0;
-    for (int k = 21; k >= 1; k -= 2) series = series * z2 + 1.0 / k;
-    return static_cast<double>(exponent) + 2.0 / kLn2 * (z * series);
-}
-
 // Reads a row and answers for its law. Reused from row to row, so that its vectors are allocated
 // once per thread.
 template <class T>
