@@ -10,8 +10,8 @@ set(SPECDEC_EXTRA_CUDA
     kernels/verify_attention/instances/attend_f16_128.cu)
 
 set(SPECDEC_COMMON_SOURCES kernels/common/isa.cpp kernels/common/parallel.cpp)
-set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp stable/controls.cpp
-    stable/verify.cpp)
+set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp stable/control_args.cpp
+    stable/verify_args.cpp)
 set(SPECDEC_SCHEMA_SOURCES schema.cpp)
 
 set(SPECDEC_CPU_KERNELS)

@@ -2,7 +2,7 @@
 // specdec_ext/ops.py.
 #include "stable/abi.h"
 
-// The sampling controls, the same for every op that has a law (order: stable/controls.h).
+// The sampling controls, the same for every op that has a law (order: stable/control_args.h).
 #define SPECDEC_CONTROLS_SCHEMA                                                                  \
     "Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "     \
     "Tensor? repetition_penalty=None, Tensor? frequency_penalty=None, "                          \

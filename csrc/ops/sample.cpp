@@ -5,7 +5,7 @@
 // A row's result depends on that row alone.
 #include "sample/params.h"
 
-#include "stable/controls.h"
+#include "stable/control_args.h"
 
 namespace specdec::ops {
 namespace {

@@ -8,7 +8,7 @@
 // Rules: kernels/common/verify.h; laws: docs/sampling.md.
 #include "verify_tree/params.h"
 
-#include "stable/verify.h"
+#include "stable/verify_args.h"
 
 namespace specdec::ops {
 namespace {

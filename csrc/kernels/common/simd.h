@@ -83,6 +83,9 @@ inline __attribute__((noinline)) void convert_lanes(const f16* at, float* lanes)
 inline __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
     for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
 }
+inline __attribute__((noinline)) void pick_lanes(const int32_t* table, int32_t* lanes) {
+    for (int l = 0; l < kLanes; ++l) lanes[l] = table[lanes[l] & 7];
+}
 #endif
 SPECDEC_SIMD V16 load(const f16* at) {
     V16 r;
@@ -133,6 +136,7 @@ SPECDEC_SIMD I16 lane_numbers() {  // 0, 1, .. 15
 SPECDEC_BINARY(V16, operator+, a.part[i] + b.part[i])
 SPECDEC_BINARY(V16, operator-, a.part[i] - b.part[i])
 SPECDEC_BINARY(V16, operator*, a.part[i] * b.part[i])
+SPECDEC_BINARY(V16, operator/, a.part[i] / b.part[i])
 SPECDEC_BINARY(V16, max, a.part[i] > b.part[i] ? a.part[i] : b.part[i])  // b where one is NaN
 SPECDEC_BINARY(V16, min, a.part[i] < b.part[i] ? a.part[i] : b.part[i])  // b where one is NaN
 SPECDEC_BINARY(I16, operator+, a.part[i] + b.part[i])
@@ -149,8 +153,10 @@ SPECDEC_BINARY(I16, operator|, a.part[i] | b.part[i])
     }
 SPECDEC_COMPARE(V16, operator<, <)
 SPECDEC_COMPARE(V16, operator>, >)
+SPECDEC_COMPARE(V16, operator>=, >=)
 SPECDEC_COMPARE(V16, operator==, ==)
 SPECDEC_COMPARE(I16, operator<, <)
+SPECDEC_COMPARE(I16, operator>, >)
 SPECDEC_COMPARE(I16, operator==, ==)
 #undef SPECDEC_COMPARE
 
@@ -179,6 +185,12 @@ SPECDEC_SIMD V16 as_floats(I16 x) {
     return r;
 }
 
+SPECDEC_SIMD V16 to_floats(I16 x) {
+    V16 r;
+    SPECDEC_EACH_PART(r.part[i] = __builtin_convertvector(x.part[i], Native));
+    return r;
+}
+
 // a * b + c, rounded once, on every instruction set.
 SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
     V16 r;
@@ -201,6 +213,27 @@ SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
     return r;
 }
 
+// Entries of a table of eight by the low three bits of the index; the table lies there twice.
+SPECDEC_SIMD I16 pick_of_eight(const int32_t (&table)[16], I16 index) {
+#if defined(__AVX512F__)
+    I16 r;
+    r.part[0] = reinterpret_cast<NativeInt>(_mm512_maskz_permutexvar_epi32(
+        0xffff, reinterpret_cast<__m512i>(index.part[0]), _mm512_loadu_si512(table)));
+    return r;
+#elif defined(__AVX2__)
+    I16 r;
+    const __m256i entries = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table));
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<NativeInt>(_mm256_permutevar8x32_epi32(
+                          entries, reinterpret_cast<__m256i>(index.part[i]))));
+    return r;
+#else
+    alignas(16) int32_t lanes[kLanes];
+    SPECDEC_EACH_PART(*reinterpret_cast<NativeIntAt*>(lanes + i * kNativeLanes) = index.part[i]);
+    pick_lanes(table, lanes);
+    return load(lanes);
+#endif
+}
+
 // Whether a comparison holds in every lane, or in any.
 SPECDEC_SIMD bool all_lanes(I16 x) {
     NativeInt both = x.part[0];
@@ -215,6 +248,23 @@ SPECDEC_SIMD bool any_lane(I16 x) {
     int32_t any = 0;
     for (int l = 0; l < kNativeLanes; ++l) any |= either[l];
     return any != 0;
+}
+
+// A comparison as a bit per lane.
+SPECDEC_SIMD uint32_t lane_bits(I16 x) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(x.part[0]),
+                                  reinterpret_cast<__m512i>(x.part[0]));
+#elif defined(__AVX2__)
+    return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(x.part[0]))) |
+           static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(x.part[1]))) << 8;
+#else
+    uint32_t bits = 0;
+    for (int l = 0; l < kLanes; ++l) {
+        bits |= (static_cast<uint32_t>(x.part[l / kNativeLanes][l % kNativeLanes]) & 1u) << l;
+    }
+    return bits;
+#endif
 }
 
 // Every lane combined with lane l + By, then l + By/2, .. l + 1 (round the end).

@@ -14,6 +14,15 @@ constexpr int64_t kVocabBlock = 256;
 constexpr int64_t kBlocksPerTile = kVocabTile / kVocabBlock;
 constexpr float kMinusInfinity = -__builtin_inff();
 
+// Orders like the float, -0 and +0 alike.
+SPECDEC_SIMD uint32_t key_of(float z) {
+    const uint32_t bits = float_bits(z + 0.0f);
+    return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
+}
+SPECDEC_SIMD float z_of_key(uint32_t key) {
+    return bits_float((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
+}
+
 // Lanes i..i+15 of a row of n entries; lanes past its end hold -inf, which has probability 0.
 template <class T>
 SPECDEC_SIMD V16 row_lanes(const T* row, int64_t i, int64_t n) {
@@ -25,91 +34,139 @@ SPECDEC_SIMD V16 row_lanes(const T* row, int64_t i, int64_t n) {
 }
 
 // --- 1. What a tile holds -------------------------------------------------------------------------
-// Entries of a law, up to a factor: 2^((x - max) * c).
+// Which entries a filter keeps (controls.h), and which blocks can hold one: a block's peak is the upper
+// half of the largest key in it (vocab_select.h). Everything is kept where `peaks` is nullptr.
+struct TileCut {
+    const uint16_t* peaks = nullptr;  // of the tile's blocks
+    uint16_t peak = 0;                // of the cut
+    float z = 0.0f;
+    int32_t last = 0;  // entries of this z are kept up to this one of the tile
+
+    SPECDEC_SIMD bool skips(int64_t begin) const {
+        return peaks != nullptr && peaks[begin / kVocabBlock] < peak;
+    }
+    SPECDEC_SIMD V16 apply(V16 x, V16 weight, int64_t i) const {
+        if (peaks == nullptr) return weight;
+        const I16 id = lane_numbers() + set1(static_cast<int32_t>(i));
+        const I16 tie = (x == set1(z)) & (id < set1(last + 1));
+        return select((x > set1(z)) | tie, weight, set1(0.0f));
+    }
+};
+
+// Entries of a law, up to a factor: 2^((z - max) * c) where kept.
 template <class T>
 struct LawEntries {
     const T* row;
     float max, c;
+    TileCut cut;
 
+    SPECDEC_SIMD bool skips(int64_t begin) const { return cut.skips(begin); }
     SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
-        return exp2_product(row_lanes(row, i, n) - set1(max), set1(c));
+        const V16 x = row_lanes(row, i, n);
+        return cut.apply(x, exp2_product(x - set1(max), set1(c)), i);
     }
 };
 
-// The same without one id: the residual of a one-hot draft.
-template <class T>
-struct LawEntriesWithout {
-    LawEntries<T> law;
-    int64_t id;  // relative to the tile; outside it: nothing is left out
-
-    SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
-        const I16 here = lane_numbers() == set1(static_cast<int32_t>(id - i));
-        return select(here, set1(0.0f), law.lanes(i, n));
-    }
-};
-
-// Probabilities of a law: 2^((x - max) * c - log2_sum).
+// Probabilities of a law: 2^((z - max) * c - log2_sum) where kept.
 template <class T>
 struct Probabilities {
     const T* row;
     float max, c, log2_sum;
+    TileCut cut;
 
+    SPECDEC_SIMD bool skips(int64_t begin) const { return cut.skips(begin); }
     SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
-        const V16 exponent = fma(row_lanes(row, i, n) - set1(max), set1(c), set1(-log2_sum));
-        return exp2_product(exponent, set1(1.0f));
+        const V16 x = row_lanes(row, i, n);
+        const V16 exponent = fma(x - set1(max), set1(c), set1(-log2_sum));
+        return cut.apply(x, exp2_product(exponent, set1(1.0f)), i);
     }
 };
 
-// max(p - q, 0), with the tile's q computed before.
+// max(a p - b q, 0), with the tile's q computed before.
 template <class T>
 struct ResidualEntries {
     Probabilities<T> p;
     const float* q;  // [kVocabTile]
+    float a, b;
 
+    SPECDEC_SIMD bool skips(int64_t begin) const { return p.skips(begin); }
     SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
-        return max(p.lanes(i, n) - load(q + i), set1(0.0f));
+        return max(set1(a) * p.lanes(i, n) - set1(b) * load(q + i), set1(0.0f));
     }
 };
 
+// Entries computed before.
+struct StoredEntries {
+    const float* entries;  // [kVocabTile], zeros behind the last
+
+    SPECDEC_SIMD bool skips(int64_t) const { return false; }
+    SPECDEC_SIMD V16 lanes(int64_t i, int64_t) const { return load(entries + i); }
+};
+
 // --- 2. Sums over a tile --------------------------------------------------------------------------
-// next: memory that will be read soon, `step` bytes of it per vector summed here; nullptr: none. Asked
-// for evenly and not in bursts, so that it arrives while the exponentials are computed.
 template <class Entries>
-SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end,
-                                 const char* next = nullptr, int64_t step = 0) {
-    V16 sum = set1(0.0f);
-    if (end - begin != kVocabBlock) {
-        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
-    } else if (next == nullptr) {
-        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, i + kLanes);
-    } else {
-        for (int64_t i = begin; i < end; i += kLanes) {
-            __builtin_prefetch(next, 0, 3);
-            next += step;
-            sum = sum + entries.lanes(i, i + kLanes);
+float tile_sum(const Entries& entries, int64_t n) {
+    V16 total = set1(0.0f);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        if (entries.skips(begin)) continue;
+        V16 sum = set1(0.0f);
+        if (begin + kVocabBlock <= n) {
+            for (int64_t i = begin; i < begin + kVocabBlock; i += kLanes) {
+                sum = sum + entries.lanes(i, i + kLanes);
+            }
+        } else {
+            for (int64_t i = begin; i < n; i += kLanes) sum = sum + entries.lanes(i, n);
         }
+        total = total + sum;
     }
-    return sum;
+    return sum_lanes(total);
 }
 
-// next: where the tile after this one lies (nullptr: nowhere), fetched while this one is computed on.
-template <class Entries>
-float tile_sum(const Entries& entries, int64_t n, const char* next = nullptr,
-               int64_t element_size = 0) {
-    V16 sum = set1(0.0f);
-    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
-        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-        sum = sum + block_lanes_sum(entries, begin, end,
-                                    next == nullptr ? nullptr : next + begin * element_size,
-                                    kLanes * element_size);
+// Sums of 2^((x - max) * c) over a tile of largest entry `max`, for several c in one go.
+// next: the tile that is read after this one, asked for evenly and not in bursts, so that it arrives
+// while the exponentials are computed. A prefetch may reach past the row's end: it never faults.
+template <int kScales, class T>
+void law_sums(const T* x, int64_t n, float max, const float* scales, const T* next, float* sums) {
+    for (int k = 0; k < kScales; ++k) sums[k] = 0.0f;
+    if (max == kMinusInfinity) return;
+    const V16 peak = set1(max);
+    V16 c[kScales], floor[kScales], total[kScales];
+    for (int k = 0; k < kScales; ++k) {
+        c[k] = set1(scales[k]);
+        floor[k] = set1(exp2_floor(scales[k]));
+        total[k] = set1(0.0f);
     }
-    return sum_lanes(sum);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        V16 sum[kScales];
+        for (int k = 0; k < kScales; ++k) sum[k] = set1(0.0f);
+        const auto add = [&](V16 lanes) __attribute__((always_inline)) {
+            for (int k = 0; k < kScales; ++k) {
+                sum[k] = exp2_add(sum[k], lanes - peak, c[k], floor[k]);
+            }
+        };
+        if (begin + kVocabBlock <= n) {
+            for (int64_t i = begin; i < begin + kVocabBlock; i += kLanes) {
+                __builtin_prefetch(next + i, 0, 3);
+                add(load(x + i));
+            }
+        } else {
+            for (int64_t i = begin; i < n; i += kLanes) add(row_lanes(x, i, n));
+        }
+        for (int k = 0; k < kScales; ++k) total[k] = total[k] + sum[k];
+    }
+    for (int k = 0; k < kScales; ++k) sums[k] = sum_lanes(total[k]);
 }
 
 // Entries of a tile of n in memory; room for kVocabTile. Behind the n-th: zeros to a whole vector.
 template <class Entries>
 void store_tile(const Entries& entries, int64_t n, float* out) {
-    for (int64_t i = 0; i < n; i += kLanes) store(out + i, entries.lanes(i, n));
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        const bool nothing = entries.skips(begin);
+        for (int64_t i = begin; i < end; i += kLanes) {
+            store(out + i, nothing ? set1(0.0f) : entries.lanes(i, n));
+        }
+    }
 }
 
 struct TilePeak {
@@ -117,25 +174,37 @@ struct TilePeak {
     bool usable;  // neither NaN nor +inf
 };
 
+// Largest entry of a tile; of its blocks too, as the upper half of key_of, where `peaks` is given.
 template <class T>
-TilePeak tile_peak(const T* x, int64_t n) {
+TilePeak tile_peak(const T* x, int64_t n, uint16_t* peaks = nullptr) {
     const V16 infinity = set1(__builtin_inff());
-    V16 best0 = set1(kMinusInfinity), best1 = best0;
-    I16 good0 = set1(-1), good1 = good0;
-    int64_t i = 0;
-    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
-        const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
-        best0 = max(x0, best0);
-        best1 = max(x1, best1);
-        good0 = good0 & (x0 < infinity);
-        good1 = good1 & (x1 < infinity);
+    V16 best = set1(kMinusInfinity);
+    I16 good = set1(-1);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        V16 best0 = set1(kMinusInfinity), best1 = best0;
+        I16 good0 = set1(-1), good1 = good0;
+        int64_t i = begin;
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+            const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
+            best0 = max(x0, best0);
+            best1 = max(x1, best1);
+            good0 = good0 & (x0 < infinity);
+            good1 = good1 & (x1 < infinity);
+        }
+        for (; i < end; i += kLanes) {
+            const V16 x0 = row_lanes(x, i, end);
+            best0 = max(x0, best0);
+            good0 = good0 & (x0 < infinity);
+        }
+        best0 = max(best0, best1);
+        if (peaks != nullptr) {
+            peaks[begin / kVocabBlock] = static_cast<uint16_t>(key_of(max_lanes(best0)) >> 16);
+        }
+        best = max(best, best0);
+        good = good & good0 & good1;
     }
-    for (; i < n; i += kLanes) {
-        const V16 x0 = row_lanes(x, i, n);
-        best0 = max(x0, best0);
-        good0 = good0 & (x0 < infinity);
-    }
-    return {max_lanes(max(best0, best1)), all_lanes(good0 & good1)};
+    return {max_lanes(best), all_lanes(good)};
 }
 
 // --- 3. Draws: half-open buckets, the first id whose running sum exceeds the target ----------------

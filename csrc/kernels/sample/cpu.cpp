@@ -1,49 +1,47 @@
-// sample on the CPU: token[r] ~ softmax(logits[r] / T[r]) by inverse CDF with one uniform number, or
-// the argmax; logprob and lse of the row at temperature 1.
+// sample on the CPU: token[r] from the row's law under its controls by inverse CDF with one uniform
+// number, or the argmax; log-probabilities from the same pass.
 // Work: a thread takes whole rows, or tiles of one row where there are fewer rows than threads.
-// Bytes moved: R V logits, once; one tile of 4096 entries again for the draw.
+// Bytes moved: R V logits, once (and counts, bitmask where given); the blocks that a filter can keep
+// and one tile of 4096 entries again for the draw, from cache.
 // Determinism: fixed sums over absolute tiles (vocab_row.h); a row depends on nothing but itself.
 #include "params.h"
 
 #include "dispatch.h"
 #include "philox.h"
-#include "vocab_row.h"
+#include "vocab_report.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 template <class T>
 void sample_row(const SampleParams& p, int64_t r, bool across_tiles, Row<T>& row) {
-    const float temperature = p.temperature == nullptr ? 1.0f : p.temperature[r];
-    const bool greedy = is_greedy(temperature);
-    const float scales[kMaxScales] = {exponent_scale(1.0f), exponent_scale(temperature)};
-
-    // 1. One pass: the raw law, and that of the temperature where it is another one.
-    const bool same_law = greedy || scales[1] == scales[0];
-    row.read(static_cast<const T*>(p.logits.data) + r * p.logits.stride[0], p.vocab_size, scales,
-             same_law ? 1 : 2, across_tiles);
-    if (!row.usable()) {
-        p.tokens[r] = row.finite_argmax();
-        p.logprob[r] = 0.0f;
-        p.lse[r] = 0.0f;
-        p.status[r] = kTargetNan;
-        return;
-    }
-    row.choose_law(0, scales[0]);
-    const double lse = row.max() + kLn2 * row.log2_sum();
+    // 1. One pass. `sample` reports a log-probability in any case.
+    LogprobsWanted wanted = p.logprobs_wanted;
+    wanted.count = wanted.count < 0 ? 0 : wanted.count;
+    const LawPlan law = law_plan(p.controls, r, p.vocab_size, wanted);
+    const RowEdits edits = row_edits(p.controls, r, r, p.vocab_size);
+    row.read(static_cast<const T*>(p.logits.data) + r * p.logits.stride[0], p.vocab_size, edits,
+             read_plan(law, wanted, p.vocab_size, true), across_tiles);
+    p.status[r] = row.status();
+    const double lse = row.raw_usable() ? row.raw_lse() : 0.0;
+    p.lse[r] = static_cast<float>(lse);
 
     // 2. The token.
     int64_t token;
-    if (greedy) {
-        token = row.argmax();
+    if (row.status() != 0) {
+        token = row.fallback();
     } else {
-        if (!same_law) row.choose_law(1, scales[1]);
-        token = row.draw(uniform_at(p.seeds[r], p.positions[r], 0, Purpose::kSample));
+        if (law.law) row.choose_law(law.filters);
+        token = law.greedy ? row.argmax()
+                           : row.draw(uniform_at(p.seeds[r], p.positions[r], 0, Purpose::kSample));
     }
     p.tokens[r] = token;
-    p.logprob[r] = static_cast<float>(row.logit(token) - lse);
-    p.lse[r] = static_cast<float>(lse);
-    p.status[r] = 0;
+
+    // 3. Log-probabilities.
+    p.logprob[r] = report(row, wanted, lse, token, [&](int64_t i, int64_t id, float value) {
+        p.top_ids[r * wanted.count + i] = id;
+        p.top_logprobs[r * wanted.count + i] = value;
+    });
 }
 
 template <class T>

@@ -1,4 +1,4 @@
-#include "stable/controls.h"
+#include "stable/control_args.h"
 
 namespace specdec::ops {
 

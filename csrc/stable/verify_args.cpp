@@ -1,4 +1,4 @@
-#include "stable/verify.h"
+#include "stable/verify_args.h"
 
 namespace specdec::ops {
 

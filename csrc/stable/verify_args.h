@@ -2,8 +2,8 @@
 // results.
 #pragma once
 
-#include "controls.h"
-#include "verify.h"
+#include "control_args.h"
+#include "kernels/common/verify.h"
 
 namespace specdec::ops {
 

@@ -1,0 +1,94 @@
+// verify_tree on the CPU: the rules of common/verify.h on a tree, one request after the other, lazily:
+// a row that the walk does not come to is never read.
+// Work: a thread takes whole requests, or tiles of one row where there are fewer requests than threads.
+// Bytes moved: the target rows of the accepted path (traversal: of the nodes visited) once, and once
+// more for every rejection, with the draft row where q is read; nothing is written but the results.
+// Determinism: fixed sums over absolute tiles (vocab_row.h); a request depends on nothing but itself.
+#include "params.h"
+
+#include "verify_walk.h"
+
+namespace specdec::cpu::SPECDEC_ISA {
+namespace {
+
+int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
+// The valid part of a request's tree, down to max_path: links from node to first child and sibling.
+class Tree {
+  public:
+    Tree(const VerifyTreeParams& p, int64_t begin, int64_t count) : p_(p), begin_(begin) {
+        first_child_.assign(count, -1);
+        next_sibling_.assign(count, -1);
+        std::vector<int64_t> depth(count, -1), last_child(count, -1);
+        depth[0] = 0;
+        bad_ = p.parents[begin] != -1;
+        for (int64_t u = 1; u < count; ++u) {
+            const int64_t parent = p.parents[begin + u];
+            if (parent < 0 || parent >= u || depth[parent] < 0) {
+                bad_ = true;
+                continue;
+            }
+            depth[u] = depth[parent] + 1;
+            if (depth[u] > p.max_path) continue;
+            if (last_child[parent] < 0) {
+                first_child_[parent] = u;
+            } else {
+                next_sibling_[last_child[parent]] = u;
+            }
+            last_child[parent] = u;
+        }
+    }
+    bool bad() const { return bad_; }
+
+    int64_t num_nodes() const { return static_cast<int64_t>(first_child_.size()); }
+    int64_t token(int64_t u) const { return p_.input_ids[begin_ + u]; }
+    int64_t first_child(int64_t u) const { return first_child_[u]; }
+    int64_t next_sibling(int64_t u) const { return next_sibling_[u]; }
+    const void* draft_row(int64_t u) const {
+        return static_cast<const char*>(p_.draft_logits.data) +
+               (begin_ + u) * p_.draft_logits.stride[0] * dtype_size(p_.draft_dtype);
+    }
+
+  private:
+    const VerifyTreeParams& p_;
+    const int64_t begin_;
+    bool bad_ = false;
+    std::vector<int64_t> first_child_, next_sibling_;
+};
+
+void write_path(const VerifyTreeParams& p, int64_t b, const std::vector<int64_t>& path) {
+    const int64_t width = p.max_path + 1, length = static_cast<int64_t>(path.size());
+    for (int64_t i = 0; i < width; ++i) {
+        p.path[b * width + i] = i < length ? static_cast<int32_t>(path[i]) : -1;
+    }
+}
+
+}  // namespace
+
+void verify_tree(const VerifyTreeParams& p) {
+    for_requests<Tree>(p, [&](auto& walk, int64_t b) {
+        const int64_t begin = clamp(p.cu_rows[b], 0, p.num_rows);
+        const int64_t end = clamp(p.cu_rows[b + 1], begin, p.num_rows);
+        if (begin == end) {
+            write_path(p, b, {});
+            return write_inactive(p, b);
+        }
+        const Tree tree(p, begin, end - begin);
+        const bool one_hot = p.siblings == Siblings::kDeterministic ||
+                             (p.draft_temperature != nullptr && is_greedy(p.draft_temperature[b]));
+        const RequestOf request{b,
+                                begin,
+                                p.seeds[b],
+                                p.positions[b],
+                                one_hot ? Siblings::kDeterministic : p.siblings,
+                                one_hot};
+        const auto outcome = walk.run(tree, request);
+        write_path(p, b, walk.path());
+        write_results(p, b, tree, walk, outcome.token,
+                      outcome.status | (tree.bad() ? kBadTree : 0));
+    });
+}
+
+}  // namespace specdec::cpu::SPECDEC_ISA
