@@ -83,6 +83,9 @@ inline __attribute__((noinline)) void convert_lanes(const f16* at, float* lanes)
 inline __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
     for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
 }
+inline __attribute__((noinline)) void pick_lanes(const int32_t* table, int32_t* lanes) {
+    for (int l = 0; l < kLanes; ++l) lanes[l] = table[lanes[l] & 7];
+}
 #endif
 SPECDEC_SIMD V16 load(const f16* at) {
     V16 r;
@@ -199,6 +202,27 @@ SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
     r = load(lanes[2]);
 #endif
     return r;
+}
+
+// Entries of a table of eight by the low three bits of the index; the table lies there twice.
+SPECDEC_SIMD I16 pick_of_eight(const int32_t (&table)[16], I16 index) {
+#if defined(__AVX512F__)
+    I16 r;
+    r.part[0] = reinterpret_cast<NativeInt>(_mm512_maskz_permutexvar_epi32(
+        0xffff, reinterpret_cast<__m512i>(index.part[0]), _mm512_loadu_si512(table)));
+    return r;
+#elif defined(__AVX2__)
+    I16 r;
+    const __m256i entries = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(table));
+    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<NativeInt>(_mm256_permutevar8x32_epi32(
+                          entries, reinterpret_cast<__m256i>(index.part[i]))));
+    return r;
+#else
+    alignas(16) int32_t lanes[kLanes];
+    SPECDEC_EACH_PART(*reinterpret_cast<NativeIntAt*>(lanes + i * kNativeLanes) = index.part[i]);
+    pick_lanes(table, lanes);
+    return load(lanes);
+#endif
 }
 
 // Whether a comparison holds in every lane, or in any.

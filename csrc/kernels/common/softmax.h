@@ -1,4 +1,4 @@
-// The exponential of CPU kernels: a polynomial of fused steps, so that every instruction set and
+// The exponentials of CPU kernels: polynomials of fused steps, so that every instruction set and
 // every lane gives the same bits. All softmax arithmetic is in powers of two: exp(x) is
 // exp2(x * log2(e)), with the factor folded into the temperature or scale.
 #pragma once
@@ -35,15 +35,50 @@ SPECDEC_SIMD V16 exp2(V16 x) {
     return select(x > set1(0x1.fffffep6f), set1(__builtin_inff()), clipped);
 }
 
-// 2^(d * c) for d * c <= 0, as softmax rows want it: the product is not rounded on its own, and there
-// is no upper range to guard. 0 below 2^-125 and where d * c is NaN, which is what a row of -inf
-// (-inf - -inf) and an infinite temperature (-inf * 0) leave.
-SPECDEC_SIMD V16 exp2_product(V16 d, V16 c) {
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+// --- Softmax rows: 2^(d * c) for d * c <= 0 --------------------------------------------------------
+// d * c = n + j / 8 + f with |f| <= 1/16: 2^f is a polynomial of degree 3, 2^(n + j/8) comes from a
+// table of eight and an addition to its exponent. That leaves few enough steps that a row costs about
+// its memory traffic. Relative error below 2e-7; exactly 1 at 0. The product is not rounded on its
+// own, and there is no upper range to guard.
+
+// 2^(j/8), less j in the bits from 20 on: adding 8n + j to those bits gives 2^(n + j/8).
+alignas(64) constexpr int32_t kEighths[16] = {
+    0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7,
+    0x3f800000, 0x3f7b95c2, 0x3f7837f0, 0x3f75fed7, 0x3f7504f3, 0x3f75672a, 0x3f7744fd, 0x3f7ac0c7};
+
+struct Exp2Factors {
+    V16 power;     // 2^(n + j/8)
+    V16 fraction;  // 2^f
+    I16 in_range;  // d * c above -126
+};
+SPECDEC_SIMD Exp2Factors exp2_factors(V16 d, V16 c) {
+    constexpr float kRound = 1572864.0f;  // 1.5 * 2^20: adding it rounds to eighths
     const V16 shifted = fma(d, c, set1(kRound));
     const V16 f = fma(d, c, set1(kRound) - shifted);
-    const I16 bits = as_bits(exp2_fraction(f)) + (as_bits(shifted) << 23);
-    return as_floats(bits & (set1(kRound - 126.0f) < shifted));
+    V16 p = set1(0x1.c6a004p-5f);
+    p = fma(p, f, set1(0x1.ec0c32p-3f));
+    p = fma(p, f, set1(0x1.62e432p-1f));
+    p = fma(p, f, set1(1.0f));
+    const I16 eighths = as_bits(shifted);
+    const V16 power = as_floats(pick_of_eight(kEighths, eighths) + (eighths << 20));
+    return {power, p, set1(kRound - 126.0f) < shifted};
+}
+
+// 0 below 2^-126 and where d * c is NaN, which is what a row of -inf (-inf - -inf) and an infinite
+// temperature (-inf * 0) leave.
+SPECDEC_SIMD V16 exp2_product(V16 d, V16 c) {
+    const Exp2Factors e = exp2_factors(d, c);
+    return as_floats(as_bits(e.power * e.fraction) & e.in_range);
+}
+
+// sum + 2^(d * c) for c > 0, with d raised to exp2_floor(c): 2^-120 in place of less, nothing beside
+// a sum that holds a 1. Two steps fewer than adding exp2_product.
+SPECDEC_SIMD V16 exp2_add(V16 sum, V16 d, V16 c, V16 floor) {
+    const Exp2Factors e = exp2_factors(max(d, floor), c);
+    return fma(e.power, e.fraction, sum);
+}
+inline float exp2_floor(float c) {
+    return -120.0f / c;
 }
 
 }  // namespace specdec::cpu::SPECDEC_ISA

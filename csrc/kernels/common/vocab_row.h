@@ -60,14 +60,10 @@ class Row {
                 const TilePeak peak = tile_peak(tile_row(t), tile_size(t));
                 tiles_[t].max = peak.max;
                 tiles_[t].usable = peak.usable;
-                // A prefetch may reach past the row's end: it never faults, and costs a line or two.
-                const char* next =
-                    t + 1 < end ? reinterpret_cast<const char*>(tile_row(t + 1)) : nullptr;
-                for (int k = 0; k < num_scales; ++k) {
-                    const LawEntries<T> entries{tile_row(t), peak.max, scales[k]};
-                    tiles_[t].sum[k] = tile_sum(entries, tile_size(t), next, sizeof(T));
-                    next = nullptr;
-                }
+                const auto sums = num_scales == 2 ? law_sums<2, T> : law_sums<1, T>;
+                if (num_scales == 0) continue;
+                sums(tile_row(t), tile_size(t), peak.max, scales, tile_row(t + 1 < end ? t + 1 : t),
+                     tiles_[t].sum);
             }
         };
         over_tiles(across_tiles, read_tiles);

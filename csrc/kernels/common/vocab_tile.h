@@ -72,38 +72,56 @@ struct ResidualEntries {
 };
 
 // --- 2. Sums over a tile --------------------------------------------------------------------------
-// next: memory that will be read soon, `step` bytes of it per vector summed here; nullptr: none. Asked
-// for evenly and not in bursts, so that it arrives while the exponentials are computed.
 template <class Entries>
-SPECDEC_SIMD V16 block_lanes_sum(const Entries& entries, int64_t begin, int64_t end,
-                                 const char* next = nullptr, int64_t step = 0) {
-    V16 sum = set1(0.0f);
-    if (end - begin != kVocabBlock) {
-        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, end);
-    } else if (next == nullptr) {
-        for (int64_t i = begin; i < end; i += kLanes) sum = sum + entries.lanes(i, i + kLanes);
-    } else {
-        for (int64_t i = begin; i < end; i += kLanes) {
-            __builtin_prefetch(next, 0, 3);
-            next += step;
-            sum = sum + entries.lanes(i, i + kLanes);
+float tile_sum(const Entries& entries, int64_t n) {
+    V16 total = set1(0.0f);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        V16 sum = set1(0.0f);
+        if (begin + kVocabBlock <= n) {
+            for (int64_t i = begin; i < begin + kVocabBlock; i += kLanes) {
+                sum = sum + entries.lanes(i, i + kLanes);
+            }
+        } else {
+            for (int64_t i = begin; i < n; i += kLanes) sum = sum + entries.lanes(i, n);
         }
+        total = total + sum;
     }
-    return sum;
+    return sum_lanes(total);
 }
 
-// next: where the tile after this one lies (nullptr: nowhere), fetched while this one is computed on.
-template <class Entries>
-float tile_sum(const Entries& entries, int64_t n, const char* next = nullptr,
-               int64_t element_size = 0) {
-    V16 sum = set1(0.0f);
-    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
-        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-        sum = sum + block_lanes_sum(entries, begin, end,
-                                    next == nullptr ? nullptr : next + begin * element_size,
-                                    kLanes * element_size);
+// Sums of 2^((x - max) * c) over a tile of largest entry `max`, for several c in one go.
+// next: the tile that is read after this one, asked for evenly and not in bursts, so that it arrives
+// while the exponentials are computed. A prefetch may reach past the row's end: it never faults.
+template <int kScales, class T>
+void law_sums(const T* x, int64_t n, float max, const float* scales, const T* next, float* sums) {
+    for (int k = 0; k < kScales; ++k) sums[k] = 0.0f;
+    if (max == kMinusInfinity) return;
+    const V16 peak = set1(max);
+    V16 c[kScales], floor[kScales], total[kScales];
+    for (int k = 0; k < kScales; ++k) {
+        c[k] = set1(scales[k]);
+        floor[k] = set1(exp2_floor(scales[k]));
+        total[k] = set1(0.0f);
     }
-    return sum_lanes(sum);
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        V16 sum[kScales];
+        for (int k = 0; k < kScales; ++k) sum[k] = set1(0.0f);
+        const auto add = [&](V16 lanes) __attribute__((always_inline)) {
+            for (int k = 0; k < kScales; ++k) {
+                sum[k] = exp2_add(sum[k], lanes - peak, c[k], floor[k]);
+            }
+        };
+        if (begin + kVocabBlock <= n) {
+            for (int64_t i = begin; i < begin + kVocabBlock; i += kLanes) {
+                __builtin_prefetch(next + i, 0, 3);
+                add(load(x + i));
+            }
+        } else {
+            for (int64_t i = begin; i < n; i += kLanes) add(row_lanes(x, i, n));
+        }
+        for (int k = 0; k < kScales; ++k) total[k] = total[k] + sum[k];
+    }
+    for (int k = 0; k < kScales; ++k) sums[k] = sum_lanes(total[k]);
 }
 
 // Entries of a tile of n in memory; room for kVocabTile. Behind the n-th: zeros to a whole vector.
