@@ -15,8 +15,8 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 
-// Tiles per thread below which waking one costs more than it saves.
-constexpr int64_t kTileGrain = 4;
+// Tiles per thread below which waking one costs more than it saves: 10 us of work.
+constexpr int64_t kTileGrain = 8;
 
 constexpr int kMaxScales = 2;
 
@@ -119,8 +119,12 @@ class Row {
         c_ = scale;
         masses_.resize(tiles_.size());
         total_ = 0.0;
+        // Sums are relative to their tile's maximum; these make them relative to the row's.
+        alignas(64) float factors[kLanes] = {};
         for (size_t t = 0; t < tiles_.size(); ++t) {
-            masses_[t] = tiles_[t].sum[k] * tile_factor(t);
+            const size_t lane = t % kLanes;
+            if (lane == 0) tile_factors(t, factors);
+            masses_[t] = tiles_[t].sum[k] * static_cast<double>(factors[lane]);
             total_ += masses_[t];
         }
         log2_total_ = log2_of(total_);
@@ -157,7 +161,9 @@ class Row {
             return LawEntriesWithout<T>{entries(t), t == own ? id - t * kVocabTile : -kVocabTile};
         };
         rest_ = masses_;
-        rest_[own] = tile_sum(entries_without(own), tile_size(own)) * tile_factor(own);
+        alignas(64) float factors[kLanes];
+        tile_factors(own, factors);
+        rest_[own] = tile_sum(entries_without(own), tile_size(own)) * double{factors[0]};
         const double rest = sum_of(rest_);
         if (rest < kMinResidualMass * total_) return draw(u);
         const TilePlace place = find_tile(rest_, u * rest);
@@ -191,11 +197,11 @@ class Row {
 
     const T* tile_row(int64_t t) const { return row_ + t * kVocabTile; }
     LawEntries<T> entries(int64_t t) const { return {tile_row(t), tiles_[t].max, c_}; }
-    // Tile sums are relative to the tile's maximum; this makes them relative to the row's.
-    double tile_factor(int64_t t) const {
-        alignas(64) float lane[kLanes];
-        store(lane, exp2_product(set1(tiles_[t].max - max_), set1(c_)));
-        return lane[0];
+    // 2^((tile maximum - row maximum) * c) of up to kLanes tiles from t on.
+    void tile_factors(int64_t t, float* factors) const {
+        const int64_t left = static_cast<int64_t>(tiles_.size()) - t;
+        for (int64_t l = 0; l < kLanes; ++l) factors[l] = l < left ? tiles_[t + l].max : max_;
+        store(factors, exp2_product(load(factors) - set1(max_), set1(c_)));
     }
 
     static double sum_of(const std::vector<double>& masses) {
