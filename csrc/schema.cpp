@@ -45,6 +45,16 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor cu_rows, Tensor seq_lens, *, SymInt max_rows, float? scale=None, "
         "str mask=\"causal\") -> (Tensor out, Tensor lse)");
 
+    // --- Drafting ------------------------------------------------------------------------------
+    // Ancestor masks, depths and child links of draft trees, from their parents.
+    m.def(
+        "tree_links(Tensor parents, Tensor cu_rows, SymInt max_nodes) -> (Tensor tree_mask, "
+        "Tensor depth, Tensor first_child, Tensor next_sibling, Tensor status)");
+    // The inverse: parents, depths and child links from ancestor masks.
+    m.def(
+        "tree_from_mask(Tensor tree_mask, Tensor cu_rows) -> (Tensor parents, Tensor depth, "
+        "Tensor first_child, Tensor next_sibling, Tensor status)");
+
     // --- Round bookkeeping ---------------------------------------------------------------------
     // Writes this pass's K and V rows to their slots of a paged cache (quantising to fp8 caches).
     m.def(

@@ -41,6 +41,18 @@ def _chain(generator, dtype):
     return arguments, options
 
 
+def _trees(generator):
+    """Two trees, one of them malformed, around a request without rows, and rows of no request."""
+    nodes, broken = 70, 7
+    parents = torch.zeros(nodes + broken + 2, dtype=torch.int32)
+    for start, count in ((0, nodes), (nodes, broken)):
+        for node in range(1, count):
+            parents[start + node] = torch.randint(max(0, node - 9), node, (1,), generator=generator)
+        parents[start] = -1
+    parents[nodes + 3] = 5
+    return parents, torch.tensor([0, nodes, nodes, nodes + broken], dtype=torch.int32)
+
+
 def call(op, ops, seed=0, dtype=torch.float32):
     """Runs `op` of the namespace `ops` on fixed small data; returns its output tensors."""
     g = torch.Generator().manual_seed(seed)
@@ -63,4 +75,8 @@ def call(op, ops, seed=0, dtype=torch.float32):
     if op == "verify_chain":
         arguments, options = _chain(g, dtype)
         return ops.verify_chain(*arguments, **options)
+    if op in ("tree_links", "tree_from_mask"):
+        parents, cu_rows = _trees(g)
+        links = ops.tree_links(parents, cu_rows, 70)
+        return links if op == "tree_links" else ops.tree_from_mask(links[0], cu_rows)
     raise KeyError(f"no small call of {op}: add one to small_calls.py")

@@ -111,3 +111,29 @@ def test_verify_chain_reads_rows_once_and_a_residual_twice(dtype, end):
     for name, times, tiles in zip(read, passes, tiles_again, strict=True):
         assert times * row <= read[name] <= times * row + tiles * tile + (times > 0) * lookups, name
     assert_full_sectors(stats)
+
+
+@pytest.mark.parametrize("nodes, words", [(60, 2), (20, 1), (250, 8)])
+def test_trees_write_each_word_once(nodes, words):
+    backend = backends.get("emu_hooks")
+    parents = torch.arange(-1, nodes - 1, dtype=torch.int32) // 2  # a binary tree
+    parents[0] = -1
+    parents = parents.repeat(2)
+    cu_rows = torch.tensor([0, nodes, 2 * nodes], dtype=torch.int32)
+    out = []
+    stats = backend.stats(lambda: out.extend(backend.ops.tree_links(parents, cu_rows, nodes)))
+    assert stats["launches"] == 1
+    written = {name: t["written_bytes"] for name, t in stats["tensors"].items()}
+    assert written["tree_mask"] == 4 * words * 2 * nodes
+    for name in ("depth", "first_child", "next_sibling"):
+        assert written[name] == 4 * 2 * nodes
+    assert written["status"] == 4 * 2
+    # Neighbouring threads write neighbouring words: as many sectors as the masks fill.
+    for line in stats["lines"]:
+        if line["bytes"] == written["tree_mask"]:
+            assert line["sectors"] == line["ideal_sectors"], line
+    stats = backend.stats(lambda: backend.ops.tree_from_mask(out[0], cu_rows))
+    assert stats["launches"] == 1
+    written = {name: t["written_bytes"] for name, t in stats["tensors"].items()}
+    for name in ("parents", "depth", "first_child", "next_sibling"):
+        assert written[name] == 4 * 2 * nodes

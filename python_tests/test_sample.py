@@ -128,6 +128,22 @@ def test_unusable_rows_are_flagged_and_leave_their_neighbours_alone(backend):
         assert_same(mine[6:], theirs[6:], name)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_negative_rows_and_negative_nan(backend, dtype):
+    """Rows whose bits, as integers, are ordered the other way round."""
+    vocab = 4096 + 21
+    logits, seeds, positions = random_case(5, vocab, seed=8)
+    logits = (-logits.abs() - 0.25).to(dtype)
+    logits[1, 4110] = -0.0
+    logits[2, [5, 4100]] = 0.0
+    bits = logits.view(torch.int32 if dtype == torch.float32 else torch.int16)
+    bits[3, 17] = bits[4, vocab - 1] = -1
+    temperature = torch.tensor([0.7, 0.0, 0.0, 1.0, 0.0])
+    out = check(backend, logits, seeds, positions, temperature=temperature)
+    assert out[3].tolist() == [0, 0, 0, 1, 1]
+    assert out[0][1:3].tolist() == [4110, 5]
+
+
 def test_ties_take_the_lowest_id(backend):
     logits = torch.zeros(3, 20000)
     logits[0, [3, 15000]] = 7.0

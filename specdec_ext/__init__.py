@@ -11,9 +11,12 @@ from specdec_ext.ops import (  # noqa: E402
     cpu_isa,
     op_names,
     sample,
+    tree_from_mask,
+    tree_links,
     verify_attention,
     verify_chain,
 )
+from specdec_ext.trees import tree_from_paths  # noqa: E402
 
 __version__ = build_info().get("version", "0+unknown")
 
@@ -25,6 +28,9 @@ __all__ = [
     "op_names",
     "philox4x32",
     "sample",
+    "tree_from_mask",
+    "tree_from_paths",
+    "tree_links",
     "verify_attention",
     "verify_chain",
 ]

@@ -18,7 +18,15 @@ _ops = torch.ops.specdec
 
 def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
-    return ["append_kv", "sample", "verify_attention", "verify_chain", "verify_tree"]
+    return [
+        "append_kv",
+        "sample",
+        "tree_from_mask",
+        "tree_links",
+        "verify_attention",
+        "verify_chain",
+        "verify_tree",
+    ]
 
 
 def cpu_isa() -> str:
@@ -453,3 +461,83 @@ def _verify_tree_fake(
         target_logits.new_empty((batch, width, top), dtype=input_ids.dtype),
         target_logits.new_empty((batch, width, top), dtype=torch.float32),
     )
+
+
+def tree_links(
+    parents: Tensor, cu_rows: Tensor, max_nodes: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Ancestor masks, depths and child links of the draft trees of a batch, in one launch.
+
+    Request b owns rows ``cu_rows[b] .. cu_rows[b+1]-1``; a node's number is its row within the
+    request. Node 0 is the root, every other parent comes before its children. Bit ``j % 32`` of word
+    ``j // 32`` of a mask row is set iff node j is the row's node or one of its ancestors, which is
+    the ``tree_mask`` of verification attention. The absolute position of a node is that of the
+    root plus its depth.
+
+    Args:
+        parents: int32 ``[R]``, the parent's number within the request, -1 for the root. Any stride.
+        cu_rows: int32 ``[B+1]``, non-decreasing; clamped to 0..R. A request may have no rows.
+        max_nodes: capacity of a tree, at least 0; W = ceil(max_nodes / 32).
+
+    Returns:
+        tree_mask: int32 ``[R, W]``.
+        depth: int32 ``[R]``, 0 for the root.
+        first_child: int32 ``[R]``, the node's lowest child, or -1.
+        next_sibling: int32 ``[R]``, the next higher child of the node's parent, or -1.
+        status: int32 ``[B]``, 16 (BAD_TREE) where nodes are outside the tree: those whose parent is
+            not before them (themselves, a later node, any but the first -1), not a node, or itself
+            outside, and nodes at or past max_nodes. They have depth -1, no links, and of the mask
+            their own bit only. A root that names a parent stays the root and sets the bit, too.
+            Rows of no request: depth and links -1, mask 0.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+    """
+    return _ops.tree_links(parents, cu_rows, max_nodes)
+
+
+@torch.library.register_fake("specdec::tree_links")
+def _tree_links_fake(parents, cu_rows, max_nodes):
+    rows, batch = parents.shape[0], cu_rows.shape[0] - 1
+    return (
+        parents.new_empty((rows, (max_nodes + 31) // 32)),
+        parents.new_empty(rows),
+        parents.new_empty(rows),
+        parents.new_empty(rows),
+        parents.new_empty(batch),
+    )
+
+
+def tree_from_mask(
+    tree_mask: Tensor, cu_rows: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Parents, depths and child links of draft trees, from their ancestor masks: tree_links' inverse.
+
+    The parent of a node is its highest ancestor below it. A row must be its parent's row plus its
+    own bit, the first row of a request its own bit alone.
+
+    Args:
+        tree_mask: int32 ``[R, W]``, last dimension dense, any row stride: bit ``j % 32`` of word
+            ``j // 32`` says that node j is the row's node or one of its ancestors. Bits past the
+            rows of a request are ignored.
+        cu_rows: int32 ``[B+1]``, non-decreasing; clamped to 0..R. A request may have no rows.
+
+    Returns:
+        parents: int32 ``[R]``, the parent's number within the request, -1 for the root.
+        depth: int32 ``[R]``, 0 for the root.
+        first_child: int32 ``[R]``, the node's lowest child, or -1.
+        next_sibling: int32 ``[R]``, the next higher child of the node's parent, or -1.
+        status: int32 ``[B]``, 16 (BAD_TREE) where nodes are outside the tree: those whose row is not
+            as above, their descendants, and nodes that have no bit (``>= 32 * W``). They have -1 in
+            all four outputs, and so have rows of no request.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+    """
+    return _ops.tree_from_mask(tree_mask, cu_rows)
+
+
+@torch.library.register_fake("specdec::tree_from_mask")
+def _tree_from_mask_fake(tree_mask, cu_rows):
+    rows, batch = tree_mask.shape[0], cu_rows.shape[0] - 1
+    return (*(tree_mask.new_empty(rows) for _ in range(4)), tree_mask.new_empty(batch))

@@ -60,22 +60,22 @@ const char* dtype_name(DType dtype) {
 }
 
 namespace {
-ScalarType scalar_type_of(DType dtype) {
+int32_t code_of(DType dtype) {
     switch (dtype) {
         case DType::kF32:
-            return ScalarType::Float;
+            return aoti_torch_dtype_float32();
         case DType::kF16:
-            return ScalarType::Half;
+            return aoti_torch_dtype_float16();
         case DType::kBF16:
-            return ScalarType::BFloat16;
+            return aoti_torch_dtype_bfloat16();
         case DType::kF8E4M3:
-            return ScalarType::Float8_e4m3fn;
+            return aoti_torch_dtype_float8_e4m3fn();
         case DType::kI32:
-            return ScalarType::Int;
+            return aoti_torch_dtype_int32();
         case DType::kI64:
-            return ScalarType::Long;
+            return aoti_torch_dtype_int64();
         default:
-            return ScalarType::Bool;
+            return aoti_torch_dtype_bool();
     }
 }
 
@@ -94,8 +94,21 @@ void use_torch_threads() {
 #endif
 }  // namespace
 
+// The C entry and not torch::stable::new_empty: that one looks the operator up by its name at every
+// call, which cost more than the rest of a small op.
 Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype) {
-    return torch::stable::new_empty(like, sizes, scalar_type_of(dtype));
+    int32_t device_type = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+    const int64_t ndim = static_cast<int64_t>(sizes.size());
+    std::vector<int64_t> strides(sizes.size(), 1);
+    for (int64_t d = ndim - 2; d >= 0; --d) {
+        strides[d] = strides[d + 1] * (sizes[d + 1] > 1 ? sizes[d + 1] : 1);
+    }
+    AtenTensorHandle handle;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, sizes.data(), strides.data(),
+                                                           code_of(dtype), device_type,
+                                                           like.get_device_index(), &handle));
+    return Tensor(handle);
 }
 
 Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype) {

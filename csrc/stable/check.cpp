@@ -17,11 +17,11 @@ const Arg& Arg::dims(int wanted, const char* shape) const {
 
 const Arg& Arg::dtype(std::initializer_list<DType> wanted) const {
     const std::optional<DType> got = dtype_of(t_);
-    std::ostringstream names;
     for (DType w : wanted) {
         if (got && *got == w) return *this;
-        names << (names.tellp() > 0 ? " or " : "") << dtype_name(w);
     }
+    std::ostringstream names;
+    for (DType w : wanted) names << (names.tellp() > 0 ? " or " : "") << dtype_name(w);
     fail(op_, name_, "wanted dtype ", names.str(), ", got ",
          got ? dtype_name(*got) : "one that no specdec op takes");
 }

@@ -36,6 +36,9 @@ typedef int32_t NativeInt __attribute__((vector_size(4 * kNativeLanes)));
 // As they lie in memory: any alignment, beside any other type.
 typedef Native NativeAt __attribute__((aligned(4), may_alias));
 typedef NativeInt NativeIntAt __attribute__((aligned(4), may_alias));
+typedef int16_t Shorts __attribute__((vector_size(2 * 16)));
+typedef uint16_t UnsignedShorts __attribute__((vector_size(2 * 16)));
+typedef Shorts ShortsAt __attribute__((aligned(2), may_alias));
 typedef uint16_t NativeHalfAt __attribute__((vector_size(2 * kNativeLanes), aligned(2), may_alias));
 
 struct V16 {

@@ -18,7 +18,7 @@
 namespace specdec::cpu::SPECDEC_ISA {
 
 // Tiles per thread below which waking one costs more than it saves.
-constexpr int64_t kTileGrain = 4;
+constexpr int64_t kTileGrain = 8;
 
 struct Tile {
     float max, sum;  // of the processed logits, at the law's scale
@@ -124,14 +124,14 @@ class Row {
             Selector<Row> selector(*this, max_, c_);
             double total = 0.0;
             if (plan_.sum) {
-                for (size_t t = 0; t < tiles_.size(); ++t) total += tiles_[t].sum * tile_factor(t);
+                over_factors([&](int64_t t, float factor) { total += tiles_[t].sum * double{factor}; });
             }
             cut_ = selector.select(filters, size_, total);
             has_cut_ = cut_.id != kNoCut || cut_.z > kMinusInfinity;
         }
         masses_.resize(tiles_.size());
         total_ = 0.0;
-        for (size_t t = 0; t < tiles_.size(); ++t) {
+        over_factors([&](int64_t t, float factor) {
             float sum = tiles_[t].sum;
             if (has_cut_ || !plan_.sum) {
                 sum = tiles_[t].max < cut_.z
@@ -140,9 +140,9 @@ class Row {
                                 return tile_sum(entries(x, t), tile_size(t));
                             });
             }
-            masses_[t] = sum * tile_factor(t);
+            masses_[t] = sum * double{factor};
             total_ += masses_[t];
-        }
+        });
         log2_total_ = log2_of(total_);
     }
 
@@ -360,6 +360,18 @@ class Row {
     // Tile sums are relative to the tile's maximum; this makes them relative to the row's.
     double tile_factor(int64_t t) const {
         return first_lane(exp2_product(set1(tiles_[t].max - max_), set1(c_)));
+    }
+    // Calls fn(t, tile_factor(t)) for all tiles, in order.
+    template <class Fn>
+    void over_factors(const Fn& fn) const {
+        alignas(64) float lane[kLanes];
+        const int64_t n = static_cast<int64_t>(tiles_.size());
+        for (int64_t t = 0; t < n; t += kLanes) {
+            const int64_t count = n - t < kLanes ? n - t : kLanes;
+            for (int64_t l = 0; l < kLanes; ++l) lane[l] = tiles_[t + (l < count ? l : 0)].max;
+            store(lane, exp2_product(load(lane) - set1(max_), set1(c_)));
+            for (int64_t l = 0; l < count; ++l) fn(t + l, lane[l]);
+        }
     }
 
     // The rest in tile t: in units of probability with a draft, else relative to the tile's maximum.

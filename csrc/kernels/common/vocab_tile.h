@@ -174,37 +174,89 @@ struct TilePeak {
     bool usable;  // neither NaN nor +inf
 };
 
+// Of 16-bit floats, in integers: nothing is converted, and a vector holds twice as many. As signed
+// integers the bits of floats from +0 up ascend, those from -0 down follow below in reverse: the
+// largest float is the largest integer, or the smallest one where all are negative. A NaN lies above
+// +inf, or as a negative one above -inf in unsigned order.
+struct HalfBounds {
+    int16_t high = INT16_MIN, low = INT16_MAX;
+    uint16_t top = 0;
+
+    void add(int16_t bits) {
+        high = bits > high ? bits : high;
+        low = bits < low ? bits : low;
+        const uint16_t magnitude = static_cast<uint16_t>(bits);
+        top = magnitude > top ? magnitude : top;
+    }
+};
+
+template <class T>
+TilePeak half_peak(const T* x, int64_t n) {
+    const int16_t* bits = reinterpret_cast<const int16_t*>(x);
+    HalfBounds bounds;
+    int64_t i = 0;
+    if (n >= kLanes) {
+        Shorts high = Shorts{} + bounds.high, low = Shorts{} + bounds.low;
+        UnsignedShorts top = {};
+        for (; i + kLanes <= n; i += kLanes) {
+            const Shorts here = *reinterpret_cast<const ShortsAt*>(bits + i);
+            const UnsignedShorts magnitude = reinterpret_cast<UnsignedShorts>(here);
+            high = here > high ? here : high;
+            low = here < low ? here : low;
+            top = magnitude > top ? magnitude : top;
+        }
+        for (int l = 0; l < kLanes; ++l) {
+            bounds.add(high[l]);
+            bounds.add(low[l]);
+            bounds.add(static_cast<int16_t>(top[l]));
+        }
+    }
+    for (; i < n; ++i) {
+        int16_t one;
+        memcpy(&one, x + i, sizeof one);
+        bounds.add(one);
+    }
+    T largest;
+    memcpy(&largest, bounds.high >= 0 ? &bounds.high : &bounds.low, sizeof largest);
+    const uint16_t infinity = from_float<T>(__builtin_inff()).bits;
+    return {to_float(largest), bounds.high < infinity && bounds.top <= (infinity | 0x8000)};
+}
+
+template <class T>
+TilePeak peak_of(const T* x, int64_t n) {
+    if constexpr (sizeof(T) == 2) return half_peak(x, n);
+    const V16 infinity = set1(__builtin_inff());
+    V16 best0 = set1(kMinusInfinity), best1 = best0;
+    I16 good0 = set1(-1), good1 = good0;
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= n; i += 2 * kLanes) {
+        const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
+        best0 = max(x0, best0);
+        best1 = max(x1, best1);
+        good0 = good0 & (x0 < infinity);
+        good1 = good1 & (x1 < infinity);
+    }
+    for (; i < n; i += kLanes) {
+        const V16 x0 = row_lanes(x, i, n);
+        best0 = max(x0, best0);
+        good0 = good0 & (x0 < infinity);
+    }
+    return {max_lanes(max(best0, best1)), all_lanes(good0 & good1)};
+}
+
 // Largest entry of a tile; of its blocks too, as the upper half of key_of, where `peaks` is given.
 template <class T>
 TilePeak tile_peak(const T* x, int64_t n, uint16_t* peaks = nullptr) {
-    const V16 infinity = set1(__builtin_inff());
-    V16 best = set1(kMinusInfinity);
-    I16 good = set1(-1);
+    if (peaks == nullptr) return peak_of(x, n);
+    TilePeak tile{kMinusInfinity, true};
     for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
-        V16 best0 = set1(kMinusInfinity), best1 = best0;
-        I16 good0 = set1(-1), good1 = good0;
-        int64_t i = begin;
-        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
-        for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
-            const V16 x0 = load(x + i), x1 = load(x + i + kLanes);
-            best0 = max(x0, best0);
-            best1 = max(x1, best1);
-            good0 = good0 & (x0 < infinity);
-            good1 = good1 & (x1 < infinity);
-        }
-        for (; i < end; i += kLanes) {
-            const V16 x0 = row_lanes(x, i, end);
-            best0 = max(x0, best0);
-            good0 = good0 & (x0 < infinity);
-        }
-        best0 = max(best0, best1);
-        if (peaks != nullptr) {
-            peaks[begin / kVocabBlock] = static_cast<uint16_t>(key_of(max_lanes(best0)) >> 16);
-        }
-        best = max(best, best0);
-        good = good & good0 & good1;
+        const int64_t left = n - begin;
+        const TilePeak block = peak_of(x + begin, left < kVocabBlock ? left : kVocabBlock);
+        peaks[begin / kVocabBlock] = static_cast<uint16_t>(key_of(block.max) >> 16);
+        tile.max = block.max > tile.max ? block.max : tile.max;
+        tile.usable = tile.usable && block.usable;
     }
-    return {max_lanes(best), all_lanes(good)};
+    return tile;
 }
 
 // --- 3. Draws: half-open buckets, the first id whose running sum exceeds the target ----------------
