@@ -3,7 +3,7 @@
 #pragma once
 
 #include "check.h"
-#include "controls.h"
+#include "common/controls.h"
 
 namespace specdec::ops {
 

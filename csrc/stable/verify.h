@@ -2,8 +2,8 @@
 // results.
 #pragma once
 
-#include "controls.h"
-#include "verify.h"
+#include "stable/controls.h"
+#include "common/verify.h"
 
 namespace specdec::ops {
 
