@@ -7,7 +7,7 @@
 // The id is monotone in the uniform.
 #pragma once
 
-#include "vocab_rows.cuh"
+#include "row_stats.cuh"
 
 namespace specdec::cuda {
 
@@ -56,24 +56,35 @@ __device__ __forceinline__ Bucket pick_bucket(int count, float u, float total, M
     return last;
 }
 
-// --- What an entry weighs: max(p - q, 0) ----------------------------------------------------------
+// --- What an entry weighs: max(a p - b q, 0) ------------------------------------------------------
+// a = b = 1 is bitwise max(p - q, 0).
+struct OneId {
+    int64_t id = -1;  // -1: none
+
+    __device__ __forceinline__ bool operator()(int64_t other) const { return other == id; }
+};
+
+// Removed: the ids that have no mass where there is no q (a one-hot q is that of its draft).
+template <class Removed = OneId>
 struct EntryMass {
-    Row p_row;
-    Row q_row;      // data nullptr: q is one-hot at `draft`
-    int64_t draft;  // -1: there is no q
-    int64_t vocab_size;
+    VocabRow p_row;
+    VocabRow q_row;  // none: see Removed
+    const float*
+        q_values;  // q of the tile looked at where d2t scatters it (draft_map.cuh), or nullptr
     RowLaw p, q;
+    Removed removed;
+    float a = 1.0f, b = 1.0f;
 
     // Of a thread's 16 entries of a tile, in groups of a quad.
     __device__ __forceinline__ void of_tile(int tile, float (&mass)[kEntriesPerThread]) const {
         weigh(
-            mass, [&](const Row& row, auto& x) { load_tile<kQuad>(row, vocab_size, tile, x); },
+            mass, [&](const VocabRow& row, auto& x) { row.load_tile(tile, x); },
             [&](int i) { return tile * kVocabTile + entry_place<kQuad>(i); });
     }
     // Of the entries first..first+3.
     __device__ __forceinline__ void of_quad(int64_t first, float (&mass)[kQuad]) const {
         weigh(
-            mass, [&](const Row& row, auto& x) { load_quad(row, vocab_size, first, x); },
+            mass, [&](const VocabRow& row, auto& x) { row.load_quad(first, x); },
             [&](int i) { return first + i; });
     }
 
@@ -81,29 +92,42 @@ struct EntryMass {
     template <int kCount, class Load, class IdOf>
     __device__ __forceinline__ void weigh(float (&mass)[kCount], Load load, IdOf id_of) const {
         load(p_row, mass);
-        if (q_row.data == nullptr) {
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) mass[i] = id_of(i) == draft ? 0.0f : p(mass[i]);
-            return;
+        for (int i = 0; i < kCount; ++i) mass[i] = a * p(mass[i], id_of(i));
+        if (!q_row.exists()) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) mass[i] = removed(id_of(i)) ? 0.0f : mass[i];
+        } else if (q_values != nullptr) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                mass[i] = fmaxf(mass[i] - b * q_values[id_of(i) % kVocabTile], 0.0f);
+            }
+        } else {
+            float y[kCount];
+            load(q_row, y);
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                mass[i] = fmaxf(mass[i] - b * q(y[i], id_of(i)), 0.0f);
+            }
         }
-        float y[kCount];
-        load(q_row, y);
-#pragma unroll
-        for (int i = 0; i < kCount; ++i) mass[i] = fmaxf(p(mass[i]) - q(y[i]), 0.0f);
     }
 };
 
-// softmax(row * scale / log2(e)) within one tile: relative to the tile's maximum, so that a tile with
-// mass has an entry with mass, however far it lies below the row's maximum.
-__device__ __forceinline__ EntryMass softmax_in_tile(const Row& row, int64_t vocab_size,
-                                                     const TileStats& tile, float scale) {
-    return EntryMass{row, Row{}, -1, vocab_size, RowLaw{tile.max, scale, 0.0f}, RowLaw{}};
+// A law within one tile: relative to the tile's maximum, so that a tile with mass has an entry with
+// mass, however far it lies below the row's maximum.
+__device__ __forceinline__ EntryMass<> law_in_tile(const VocabRow& row, const RowLaw& law,
+                                                   float tile_max) {
+    RowLaw here = law;
+    here.max = tile_max;
+    here.log2_sum = 0.0f;
+    return EntryMass<>{row, VocabRow{}, nullptr, here, RowLaw{}, OneId{}};
 }
 
 // --- Draws, by the whole block --------------------------------------------------------------------
 
 // Mass of one tile. Every thread gets the result.
-__device__ __forceinline__ float tile_mass(const EntryMass& weight, int tile, float* strips) {
+template <class Removed>
+__device__ inline float tile_mass(const EntryMass<Removed>& weight, int tile, float* strips) {
     float mass[kEntriesPerThread];
     weight.of_tile(tile, mass);
     sum_strips<kQuad>(mass, strips);
@@ -114,8 +138,9 @@ __device__ __forceinline__ float tile_mass(const EntryMass& weight, int tile, fl
 }
 
 // Draws an id of one tile. The result is valid in warp 0.
-__device__ __forceinline__ int64_t draw_in_tile(const EntryMass& weight, int tile, float u,
-                                                float* strips) {
+template <class Removed>
+__device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int tile, float u,
+                                       float* strips) {
     float mass[kEntriesPerThread];
     weight.of_tile(tile, mass);
     sum_strips<kQuad>(mass, strips);
@@ -152,13 +177,24 @@ __device__ __forceinline__ int64_t draw_in_tile(const EntryMass& weight, int til
     return strip_start + quad.index * kQuad + chosen;
 }
 
-// Where u falls among the tiles of a softmax row. By whole warps; every lane gets the result.
-__device__ __forceinline__ Bucket pick_tile(const TileStats* tiles, int num_tiles, float row_max,
-                                            float scale, float u) {
+// Where a number falls among the tiles, and what the entries of that tile weigh.
+struct Pick {
+    EntryMass<> weight;
+    Bucket tile;
+};
+
+__device__ __forceinline__ Pick pick_from_law(const VocabRow& row, const RowScratch& s,
+                                              const RowLaw& law, bool filtered, float u) {
     const auto mass_of = [&](int t) {
-        return tile_mass<&TileStats::sum>(load_stats(tiles + t), row_max, scale);
+        const TileStats tile = load_stats(s.tiles + t);
+        return filtered ? tile.sum : tile_mass(tile, law.max, law.scale);
     };
-    return pick_bucket(num_tiles, u, total_mass(num_tiles, mass_of), mass_of);
+    const Bucket tile = pick_bucket(s.num_tiles, u, total_mass(s.num_tiles, mass_of), mass_of);
+    return Pick{law_in_tile(row, law, load_stats(s.tiles + tile.index).max), tile};
+}
+
+__device__ __forceinline__ int64_t draw(const Pick& pick, float* strips) {
+    return draw_in_tile(pick.weight, pick.tile.index, pick.tile.fraction, strips);
 }
 
 }  // namespace specdec::cuda

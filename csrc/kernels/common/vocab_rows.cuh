@@ -1,5 +1,4 @@
-// Rows of logits on CUDA: a vocabulary tile in registers, its sums by a fixed tree, its statistics,
-// and the statistics of a row from those of its tiles.
+// Rows of logits on CUDA: a vocabulary tile in registers, and its sums by a fixed tree.
 //
 // A block of 256 threads holds one tile of 4096 entries, 16 per thread. The tree over a tile is
 //     tile = 32 strips of 128 entries, strip = 32 quads of 4 entries:
@@ -25,15 +24,6 @@ constexpr int kQuad = 4;
 constexpr int kStrip = kQuad * kWarpSize;
 constexpr int kStrips = kTileEntries / kStrip;
 static_assert(kStrips == kWarpSize, "one warp adds up the strips of a tile, one lane each");
-
-// Statistics of one tile; a row has one per tile, in order.
-struct alignas(16) TileStats {
-    float max;        // of the usable entries; -inf when there is none
-    float sum;        // of 2^((x - max) * scale); 0 where max is -inf
-    float raw_sum;    // of 2^((x - max) * log2(e)), where asked for
-    uint32_t argmax;  // lowest id of max (0 when there is none), plus kBadTile
-};
-constexpr uint32_t kBadTile = 0x80000000u;  // the tile has a NaN or +inf
 
 __device__ __forceinline__ float minus_infinity() {
     return bits_float(0xff800000u);
@@ -212,143 +202,6 @@ __device__ __forceinline__ void sum_strips(const float (&mass)[kEntriesPerThread
         if (start % kStrip == 0) strips[start / kStrip] = sum;
     }
 }
-
-// --- Statistics of a tile -------------------------------------------------------------------------
-struct StatsPlan {
-    float warp_max[kTileWarps];
-    uint32_t warp_argmax[kTileWarps];
-    float strips[kStrips];
-    float raw_strips[kStrips];
-};
-
-// By the whole block, once per block. scale 0: the sum is not wanted.
-template <bool kRaw, class T>
-__device__ __forceinline__ void tile_statistics(const T* row, int64_t vocab_size, int tile,
-                                                float scale, StatsPlan& plan, TileStats* out) {
-    constexpr int kVec = 16 / static_cast<int>(sizeof(T));
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    float x[kEntriesPerThread];
-    load_tile<kVec>(row, vocab_size, tile, x);
-
-    // Maximum of the usable entries; the others are reported and then have no mass.
-    bool bad = false;
-    float most = minus_infinity();
-#pragma unroll
-    for (int i = 0; i < kEntriesPerThread; ++i) {
-        const bool bad_entry = is_bad_logit(x[i]);
-        bad = bad || bad_entry;
-        x[i] = bad_entry ? minus_infinity() : x[i];
-        most = fmaxf(most, x[i]);
-    }
-    most = warp_max(most);
-    if (lane == 0) plan.warp_max[warp] = most;
-    const bool bad_tile = __syncthreads_or(bad) != 0;
-    float max = plan.warp_max[0];
-#pragma unroll
-    for (int w = 1; w < kTileWarps; ++w) max = fmaxf(max, plan.warp_max[w]);
-    const bool any = max > minus_infinity();
-
-    // Its lowest id, in the warps that hold it.
-    uint32_t argmax = 0xffffffffu;
-    if (any && most == max) {
-#pragma unroll
-        for (int i = kEntriesPerThread - 1; i >= 0; --i) {
-            if (x[i] == max) argmax = static_cast<uint32_t>(entry_place<kVec>(i));
-        }
-        argmax = __reduce_min_sync(kFullMask, argmax);
-    }
-    if (lane == 0) plan.warp_argmax[warp] = argmax;
-
-    // Sums.
-    const float origin = any ? max : 0.0f;
-    const auto sum_scaled = [&](float by, float* strips) {
-        float mass[kEntriesPerThread];
-#pragma unroll
-        for (int i = 0; i < kEntriesPerThread; ++i) mass[i] = ptx::ex2((x[i] - origin) * by);
-        sum_strips<kVec>(mass, strips);
-    };
-    const bool raw_too = kRaw && scale != kLog2E;
-    if (scale > 0.0f) sum_scaled(scale, plan.strips);
-    if (raw_too) sum_scaled(kLog2E, plan.raw_strips);
-    __syncthreads();
-
-    // One warp puts the tile's parts together.
-    if (warp != 0) return;
-    TileStats stats;
-    stats.max = max;
-    stats.sum = scale > 0.0f ? warp_sum(plan.strips[lane]) : 0.0f;
-    stats.raw_sum = raw_too ? warp_sum(plan.raw_strips[lane]) : stats.sum;
-    argmax = lane < kTileWarps ? plan.warp_argmax[lane] : 0xffffffffu;
-    argmax = __reduce_min_sync(kFullMask, argmax);
-    stats.argmax = any ? static_cast<uint32_t>(tile * kTileEntries) + argmax : 0u;
-    if (bad_tile) stats.argmax |= kBadTile;
-    if (lane == 0) *out = stats;
-}
-
-template <bool kRaw>
-__device__ __forceinline__ void tile_statistics(const Row& row, int64_t vocab_size, int tile,
-                                                float scale, StatsPlan& plan, TileStats* out) {
-    with_type(row.dtype, [&](auto zero) {
-        tile_statistics<kRaw>(row.as<decltype(zero)>(), vocab_size, tile, scale, plan, out);
-    });
-}
-
-// --- Statistics of a row, by whole warps; every lane gets the result ---------------------------------
-struct RowPeak {
-    float max;
-    int argmax;   // lowest id of max; 0 when nothing is finite
-    bool usable;  // no NaN, no +inf, something finite
-};
-
-// In one 16-byte load.
-__device__ __forceinline__ TileStats load_stats(const TileStats* tile) {
-    const uint4 words = __ldg(reinterpret_cast<const uint4*>(tile));
-    return TileStats{bits_float(words.x), bits_float(words.y), bits_float(words.z), words.w};
-}
-
-__device__ __forceinline__ RowPeak row_peak(const TileStats* tiles, int num_tiles) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    ArgMax best{minus_infinity(), 0};
-    bool bad = false;
-    for (int t = lane; t < num_tiles; t += kWarpSize) {
-        const TileStats tile = load_stats(tiles + t);
-        bad = bad || (tile.argmax & kBadTile) != 0;
-        best = ArgMaxOp{}(best, ArgMax{tile.max, static_cast<int>(tile.argmax & ~kBadTile)});
-    }
-    best = warp_argmax(best);
-    bad = __any_sync(kFullMask, bad) != 0;
-    return RowPeak{best.value, best.index, !bad && best.value > minus_infinity()};
-}
-
-// Mass of a tile in units of the row: kSum is &TileStats::sum or &TileStats::raw_sum.
-template <float TileStats::*kSum>
-__device__ __forceinline__ float tile_mass(const TileStats& tile, float row_max, float scale) {
-    return tile.*kSum * ptx::ex2((tile.max - row_max) * scale);
-}
-
-// Sum over the row of 2^((x - max) * scale).
-template <float TileStats::*kSum>
-__device__ __forceinline__ float row_sum(const TileStats* tiles, int num_tiles, float row_max,
-                                         float scale) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    float sum = 0.0f;
-    for (int t = lane; t < num_tiles; t += kWarpSize) {
-        sum = sum + tile_mass<kSum>(load_stats(tiles + t), row_max, scale);
-    }
-    return warp_sum(sum);
-}
-
-// The law of a row (token_law.h). One function for p and q: equal rows give equal bits.
-struct RowLaw {
-    float max;
-    float scale;
-    float log2_sum;
-
-    __device__ __forceinline__ float operator()(float x) const {
-        return ptx::ex2(fmaf(x - max, scale, -log2_sum));
-    }
-};
 
 // --- Launch limits --------------------------------------------------------------------------------
 // Rows go to grid.x, tiles to grid.y.

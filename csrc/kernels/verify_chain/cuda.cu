@@ -1,298 +1,241 @@
 // verify_chain on CUDA: row j accepts draft j+1 iff coin * q < p; the first row that does not draws
-// the next token from max(p - q, 0), the row after the last draft from p (params.h has the rules).
-//   p(v) = 2^((x[v] - max) * c - log2(sum)) is evaluated where it is needed and never stored.
+// the next token from max(p - q, 0), the row after the last draft from p (common/verify.h has the
+// rules of all methods).
+//   p(v) = 2^((z[v] - max) * c - log2(sum)) is evaluated where it is needed and never stored.
 //   Launch 1, grid (B * rows, tiles), 256 threads: statistics of one vocabulary tile of one target
-//   or draft row; rows that no chain can reach are skipped. Also resets the tickets.
-//   Launch 2, grid (B, S), 256 threads: every block replays its request's chain from the
+//   or draft row; rows that no chain can reach are skipped. Also resets the tickets, and looks at d2t.
+//   Launch 2, only with filters or top ids, grid (B * rows), 512 threads: the prefix that the filters
+//   keep of one row, and its most probable ids; a warp owns a group of 256 entries.
+//   Last launch, grid (B, S), 256 threads: every block replays its request's chain from the
 //   statistics, one warp per row. If it ends in a residual, the S blocks share its tiles; the last
 //   one to finish draws the token. Otherwise block 0 draws it. That block writes the outputs.
 //   A thread owns 16 entries of a tile. Bytes moved: target rows, and draft rows where q is read,
-//   once; the two rows of a residual again, and one tile of them once more.
-//   Determinism: fixed trees over absolute tiles, sums of tiles in a fixed order; S, B and padding
-//   decide only who evaluates them. No float atomics.
+//   once; the two rows of a residual again, and one tile of them once more. With filters the groups
+//   that can be kept again. `block` may look at more than one residual.
+//   Determinism: fixed trees over absolute tiles, sums of tiles in a fixed order, integer sums in the
+//   selection; S, B and padding decide only who evaluates them. No float atomics.
 #include "kernel.h"
 
-#include "params.h"
-#include "philox.h"
-#include "vocab_draw.cuh"
+#include "block_walk.cuh"
+#include "row_top.cuh"
 
 namespace specdec::cuda {
 namespace {
 
-constexpr int64_t kWantedBlocks = 512;  // of launch 2: a few per multiprocessor
-
-// --- Scratch --------------------------------------------------------------------------------------
-// Target statistics [B, K+1, tiles], draft statistics [B, K, tiles], residual masses [B, tiles],
-// tickets [B]; sized from capacities, uninitialised on entry.
-struct Plan {
-    int64_t target_stats, draft_stats, masses, tickets, bytes;
-    int num_tiles;
-};
-
-SPECDEC_HD Plan plan_of(const VerifyChainParams& p) {
-    Plan plan;
-    plan.num_tiles = static_cast<int>(num_vocab_tiles(p.vocab_size));
-    const int64_t row = plan.num_tiles * static_cast<int64_t>(sizeof(TileStats));
-    const int64_t drafts = p.draft_logits.data == nullptr ? 0 : p.max_drafts;
-    plan.target_stats = 0;
-    plan.draft_stats = p.batch * (p.max_drafts + 1) * row;
-    plan.masses = plan.draft_stats + p.batch * drafts * row;
-    plan.tickets = plan.masses + p.batch * plan.num_tiles * static_cast<int64_t>(sizeof(float));
-    plan.bytes = plan.tickets + p.batch * static_cast<int64_t>(sizeof(uint32_t));
-    return plan;
-}
-
-template <class T>
-__device__ __forceinline__ T* scratch_at(const VerifyChainParams& p, int64_t bytes) {
-    return reinterpret_cast<T*>(static_cast<unsigned char*>(p.scratch) + bytes);
-}
-
-__device__ __forceinline__ TileStats* target_stats(const VerifyChainParams& p, const Plan& plan,
-                                                   int64_t b, int64_t j) {
-    return scratch_at<TileStats>(p, plan.target_stats) +
-           (b * (p.max_drafts + 1) + j) * plan.num_tiles;
-}
-
-__device__ __forceinline__ TileStats* draft_stats(const VerifyChainParams& p, const Plan& plan,
-                                                  int64_t b, int64_t j) {
-    return scratch_at<TileStats>(p, plan.draft_stats) + (b * p.max_drafts + j) * plan.num_tiles;
-}
-
-// --- A request, as far as its chain is concerned --------------------------------------------------
-struct Request {
-    int64_t first;     // its first row
-    int64_t num_rows;  // anchor and drafts in use; 0: inactive
-    bool greedy;
-    float scale;        // of p
-    int64_t draft_row;  // of draft_logits; -1: q is one-hot
-    float draft_scale;  // of q
-};
-
-__device__ __forceinline__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : (x > high ? high : x);
-}
-
-__device__ __forceinline__ Request read_request(const VerifyChainParams& p, int64_t b) {
-    Request r;
-    r.first = clamp(p.cu_rows[b], 0, p.num_rows);
-    r.num_rows = clamp(clamp(p.cu_rows[b + 1], 0, p.num_rows) - r.first, 0, p.max_drafts + 1);
-    const float temperature = p.temperature == nullptr ? 1.0f : p.temperature[b];
-    r.greedy = is_greedy(temperature);
-    r.scale = r.greedy ? 0.0f : exponent_scale(temperature);
-    r.draft_row = -1;
-    r.draft_scale = 0.0f;
-    const bool one_hot = p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b];
-    if (p.draft_logits.data == nullptr || r.greedy || one_hot) return r;
-    const float draft_temperature = p.draft_temperature == nullptr ? 1.0f : p.draft_temperature[b];
-    const int64_t row = p.draft_rows == nullptr ? b : p.draft_rows[b];
-    if (is_greedy(draft_temperature) || row < 0 || row >= p.draft_logits.size[0]) return r;
-    r.draft_row = row;
-    r.draft_scale = exponent_scale(draft_temperature);
-    return r;
-}
-
-__device__ __forceinline__ Row target_row(const VerifyChainParams& p, const Request& r, int64_t j) {
-    return row_of(p.target_logits, p.logits_dtype, r.first + j);
-}
-
-// Where q of draft j+1 is read; no row where it is one-hot.
-__device__ __forceinline__ Row draft_row(const VerifyChainParams& p, const Request& r, int64_t j) {
-    return r.draft_row < 0 ? Row{} : row_of(p.draft_logits, p.draft_dtype, r.draft_row, j);
-}
-
-__device__ __forceinline__ bool is_token(const VerifyChainParams& p, int64_t id) {
-    return id >= 0 && id < p.vocab_size;
-}
-
-// Whether a chain can come to row j: the draft fed there exists and is a token.
-__device__ __forceinline__ bool is_reachable(const VerifyChainParams& p, const Request& r,
-                                             int64_t j) {
-    return j < r.num_rows && (j == 0 || is_token(p, p.input_ids[r.first + j]));
-}
-
 // --- Launch 1 -------------------------------------------------------------------------------------
-__global__ void __launch_bounds__(kTileThreads, kTileBlocksPerSm)
+// Rows of a request in a grid: its target rows, then its draft rows.
+struct Slot {
+    int64_t b, j;
+    bool is_draft;
+};
+
+__device__ __forceinline__ Slot slot_of(const VerifyChainParams& p, unsigned rows_per_request) {
+    const int64_t slot = blockIdx.x % rows_per_request;
+    const bool is_draft = slot > p.max_path;
+    return Slot{blockIdx.x / rows_per_request, is_draft ? slot - p.max_path - 1 : slot, is_draft};
+}
+
+// A draft row is read for the draft that its target row tests, the one fed at row j+1.
+__device__ __forceinline__ bool is_needed(const VerifyChainParams& p, const Request& r,
+                                          const Slot& slot) {
+    if (!slot.is_draft) return is_reachable(p, r, slot.j);
+    return r.draft_row >= 0 && is_reachable(p, r, slot.j + 1);
+}
+
+template <bool kEdits, bool kMore>
+__global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
+                                                : kMore ? 4
+                                                        : kTileBlocksPerSm)
     verify_statistics_kernel(const __grid_constant__ VerifyChainParams p,
                              unsigned rows_per_request) {
     CU_SHARED(shared, StatsPlan);
-    const int64_t b = blockIdx.x / rows_per_request;
-    const int64_t slot = blockIdx.x % rows_per_request;
+    CU_SHARED(more, MoreStatsPlan);
+    const Slot slot = slot_of(p, rows_per_request);
     const int tile = static_cast<int>(blockIdx.y);
     const Plan plan = plan_of(p);
-    if (slot == 0 && tile == 0 && threadIdx.x == 0) scratch_at<uint32_t>(p, plan.tickets)[b] = 0;
+    if (slot.b == p.batch) {  // the row of blocks behind the last request
+        if (tile < plan.draft_layout.num_tiles) {
+            const DraftMap map = draft_map(p, plan);
+            map_statistics(map, tile, scratch_at<MapTile>(p, plan.map) + tile);
+        }
+        return;
+    }
+    const bool is_first = !slot.is_draft && slot.j == 0 && tile == 0;
+    if (is_first && threadIdx.x == 0) scratch_at<uint32_t>(p, plan.tickets)[slot.b] = 0;
 
-    const Request r = read_request(p, b);
-    const bool is_draft = slot > p.max_drafts;
-    const int64_t j = is_draft ? slot - p.max_drafts - 1 : slot;
-    // A draft row is read for the draft that its target row tests, the one fed at row j+1.
-    if (!is_reachable(p, r, is_draft ? j + 1 : j) || (is_draft && r.draft_row < 0)) return;
-    tile_statistics<false>(
-        is_draft ? draft_row(p, r, j) : target_row(p, r, j), p.vocab_size, tile,
-        is_draft ? r.draft_scale : r.scale, shared,
-        (is_draft ? draft_stats(p, plan, b, j) : target_stats(p, plan, b, j)) + tile);
+    const Request r = read_request(p, slot.b);
+    const RowLayout& layout = slot.is_draft ? plan.draft_layout : plan.target_layout;
+    if (tile >= layout.num_tiles || !is_needed(p, r, slot)) return;
+    const bool sum_wanted = !r.p.greedy || wants_processed(p);
+    StatsWanted wanted{slot.is_draft ? r.q.scale
+                       : sum_wanted  ? r.p.scale
+                                     : 0.0f,
+                       false, false, false};
+    if constexpr (kMore) {
+        wanted.raw_sum = !slot.is_draft && wants_raw(p);
+        wanted.exponent_sum = layout.exponent_sum && !r.p.greedy;
+        wanted.groups = layout.groups;
+    }
+    VocabRow row;
+    if constexpr (kEdits) {
+        row = slot.is_draft ? draft_row(p, r, slot.j) : target_row(p, r, slot.j);
+    } else if (slot.is_draft) {
+        row.row = row_of(p.draft_logits, p.draft_dtype, r.draft_row, slot.j);
+        row.columns = p.draft_vocab;
+    } else {
+        row.row = row_of(p.target_logits, p.logits_dtype, r.first + slot.j);
+        row.columns = p.vocab_size;
+    }
+    tile_statistics<kMore, kEdits, kMore>(row, tile, wanted, shared, &more,
+                                          slot.is_draft ? draft_scratch(p, plan, slot.b, slot.j)
+                                                        : target_scratch(p, plan, slot.b, slot.j));
 }
 
-// --- Launch 2: the chain --------------------------------------------------------------------------
-enum class Verdict : int32_t {
-    kAccept,    // goes on with the next row
-    kArgmax,    // the token is the row's argmax
-    kBonus,     // the token comes from p
-    kResidual,  // the token comes from max(p - q, 0)
+// --- Launch 2 -------------------------------------------------------------------------------------
+__global__ void __launch_bounds__(kSelectThreads)
+    verify_filter_kernel(const __grid_constant__ VerifyChainParams p, unsigned rows_per_request) {
+    CU_SHARED(shared, SelectPlan);
+    const Slot slot = slot_of(p, rows_per_request);
+    const Plan plan = plan_of(p);
+    const Request r = read_request(p, slot.b);
+    const LawPlan& law = slot.is_draft ? r.q : r.p;
+    const int n = slot.is_draft ? 0 : top_n(p);
+    if ((!law.filtered && n == 0) || !is_needed(p, r, slot)) return;
+    const RowScratch scratch = slot.is_draft ? draft_scratch(p, plan, slot.b, slot.j)
+                                             : target_scratch(p, plan, slot.b, slot.j);
+    const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
+    const VocabRow row = slot.is_draft ? draft_row(p, r, slot.j) : target_row(p, r, slot.j);
+    const bool entropy = !slot.is_draft && p.method == Method::kTypical && !r.p.greedy;
+    const FilterJob job{{row, scratch.z_maxima(), peak.max, law.scale},
+                        scratch,
+                        law.filters,
+                        p.vocab_size,
+                        entropy};
+    const int64_t first = (slot.b * (p.max_path + 1) + slot.j) * n;
+    filter_and_report(job, peak, law.filtered, n, wants_processed(p), shared,
+                      [&](int i, int64_t id, float logprob) {
+                          write_id(p, p.top_ids, first + i, id);
+                          p.top_logprobs[first + i] = logprob;
+                      });
+}
+
+// --- Last launch ----------------------------------------------------------------------------------
+struct AcceptPlan {
+    Decision decisions[kTileWarps];
+    float strips[kStrips];
+    int64_t token;
+    FallbackPlan fallback;
 };
 
-struct Decision {
-    int64_t row;    // where the chain ends, = number of accepted drafts
-    int64_t draft;  // the one that was tested there
-    RowLaw p, q;
-    Verdict verdict;
-    int32_t status;
-    int32_t argmax;
-};
-
-__device__ __forceinline__ RowLaw law_of(const TileStats* tiles, int num_tiles, float max,
-                                         float scale) {
-    return RowLaw{max, scale, log2f(row_sum<&TileStats::sum>(tiles, num_tiles, max, scale))};
-}
-
-// What row j says. By a whole warp; every lane gets the result.
-__device__ __forceinline__ Decision judge(const VerifyChainParams& p, const Plan& plan,
-                                          const Request& r, int64_t b, int64_t j) {
-    const TileStats* tiles = target_stats(p, plan, b, j);
-    const RowPeak peak = row_peak(tiles, plan.num_tiles);
-    Decision d;
-    d.row = j;
-    d.draft = j + 1 < r.num_rows ? p.input_ids[r.first + j + 1] : -1;
-    d.argmax = peak.argmax;
-    d.p = RowLaw{peak.max, r.scale, 0.0f};
-    d.q = RowLaw{0.0f, r.draft_scale, 0.0f};
-    d.verdict = Verdict::kArgmax;
-    d.status = 0;
-    if (!peak.usable) {
-        d.status = kTargetNan;
-        return d;
-    }
-    const bool is_chain = is_token(p, d.draft);
-    if (!is_chain && d.draft != -1) d.status = kBadId;
-    if (r.greedy) {
-        if (is_chain && d.draft == peak.argmax) d.verdict = Verdict::kAccept;
-        return d;
-    }
-    d.verdict = Verdict::kBonus;
-    if (!is_chain) return d;
-
-    d.p = law_of(tiles, plan.num_tiles, peak.max, r.scale);
-    float q_draft = 1.0f;
-    if (r.draft_row >= 0) {
-        const TileStats* q_tiles = draft_stats(p, plan, b, j);
-        const RowPeak q_peak = row_peak(q_tiles, plan.num_tiles);
-        if (!q_peak.usable) {
-            d.status = kDraftNan;
-            return d;
-        }
-        d.q = law_of(q_tiles, plan.num_tiles, q_peak.max, r.draft_scale);
-        q_draft = d.q(entry_of(draft_row(p, r, j), d.draft));
-    }
-    const float p_draft = d.p(entry_of(target_row(p, r, j), d.draft));
-    const float coin = uniform_at(p.seeds[b], p.positions[b], j + 1, Purpose::kAccept);
-    d.verdict = coin * q_draft < p_draft ? Verdict::kAccept : Verdict::kResidual;
-    return d;
-}
-
-// The row where the chain ends: rows are judged side by side, and the first that does not accept
-// decides, so no row behind it has a say. Every thread gets the result.
-__device__ __forceinline__ const Decision& replay(const VerifyChainParams& p, const Plan& plan,
-                                                  const Request& r, int64_t b,
-                                                  Decision* decisions) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    for (int64_t first = 0;; first += kTileWarps) {
-        Decision mine{};
-        mine.verdict = Verdict::kArgmax;  // ends the search among rows no chain comes to
-        if (is_reachable(p, r, first + warp)) mine = judge(p, plan, r, b, first + warp);
-        if (first > 0) __syncthreads();  // the previous decisions have been read
-        if (threadIdx.x % kWarpSize == 0) decisions[warp] = mine;
-        __syncthreads();
-        for (int w = 0; w < kTileWarps; ++w) {
-            if (decisions[w].verdict != Verdict::kAccept) return decisions[w];
-        }
-    }
-}
-
-// --- Launch 2: the token --------------------------------------------------------------------------
-// Whether this is the last of a request's blocks to come here; it then sees what they all wrote.
-__device__ __forceinline__ bool is_last_block(uint32_t* ticket, uint32_t num_blocks) {
-    CU_SHARED(last, bool);
-    if (threadIdx.x == 0) last = ptx::atom_add_acq_rel(ticket, 1u) == num_blocks - 1;
+// A token that one warp knows, for all threads.
+__device__ __forceinline__ int64_t share_token(int64_t token, AcceptPlan& shared) {
+    if (threadIdx.x == 0) shared.token = token;
     __syncthreads();
-    return last;
+    return shared.token;
 }
 
-// Writes every output of a request. By warp 0; `token` follows the accepted drafts.
-__device__ __forceinline__ void write_outputs(const VerifyChainParams& p, int64_t b, int64_t first,
-                                              int64_t accepted, int64_t token, int32_t status) {
-    const int64_t width = p.max_drafts + 1;
-    for (int64_t i = threadIdx.x; i < width; i += kWarpSize) {
-        const int64_t id = i < accepted ? p.input_ids[first + 1 + i] : i == accepted ? token : -1;
-        if (p.input_ids.dtype == DType::kI64) {
-            static_cast<int64_t*>(p.tokens)[b * width + i] = id;
-        } else {
-            static_cast<int32_t*>(p.tokens)[b * width + i] = static_cast<int32_t>(id);
-        }
+// The number that draws the token where no residual is drawn from.
+__device__ __forceinline__ float uniform_of(const VerifyChainParams& p, const Request& r,
+                                            const Decision& d) {
+    const int64_t seed = p.seeds[r.index], position = p.positions[r.index];
+    if (p.method == Method::kSampled) {
+        return uniform_at(seed, position + d.row, 0, Purpose::kSample);
     }
-    if (threadIdx.x != 0) return;
-    p.num_accepted[b] = static_cast<int32_t>(accepted);
-    p.status[b] = status;
+    const bool rejected = d.verdict == Verdict::kRedraw;
+    return uniform_at(seed, position, rejected ? d.row + 1 : d.row,
+                      rejected ? Purpose::kResidual : Purpose::kBonus);
+}
+
+// Masses of the residuals that decide anything, this block's share of each.
+__device__ __forceinline__ void share_residuals(const VerifyChainParams& p, const Plan& plan,
+                                                const Request& r, const Decision& end,
+                                                bool is_block, const float* alphas, float* masses,
+                                                float* q_values, AcceptPlan& shared) {
+    Decision d = end;
+    float alpha = 1.0f;
+    for (int64_t v = end.row;; --v) {
+        if (is_block) {
+            v = next_wanted(p, r, v == end.row ? v - 1 : v, alphas);
+            if (v < 0) return;
+            alpha = alphas[v];
+            d = judge_alone(p, plan, r, v, shared.decisions);
+        }
+        const ResidualJob job = residual_job(p, plan, r, d, alpha, q_values);
+        residual_masses(job, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
+                        is_block ? masses + v * job.num_tiles : masses, shared.strips);
+        if (alpha >= 1.0f) return;
+    }
 }
 
 __global__ void __launch_bounds__(kTileThreads)
     verify_accept_kernel(const __grid_constant__ VerifyChainParams p) {
-    CU_SHARED(decisions, Decision[kTileWarps]);
-    CU_SHARED(strips, float[kStrips]);
+    CU_SHARED(shared, AcceptPlan);
+    CU_DYN_SHARED(dynamic);
     const int64_t b = blockIdx.x;
     const int share = static_cast<int>(blockIdx.y), num_shares = static_cast<int>(gridDim.y);
     const Plan plan = plan_of(p);
+    float* q_values = plan.has_map ? cu::smem_at<float>(dynamic, 0, kTileEntries) : nullptr;
     const Request r = read_request(p, b);
     if (r.num_rows == 0) {
-        if (share == 0 && threadIdx.x < kWarpSize) write_outputs(p, b, 0, 0, -1, 0);
+        if (share == 0) write_outputs(p, plan, r, 0, -1, 0);
         return;
     }
 
     // Where the chain ends; the same in all blocks of the request.
-    const Decision& end = replay(p, plan, r, b, decisions);
-    EntryMass weight{
-        target_row(p, r, end.row), draft_row(p, r, end.row), end.draft, p.vocab_size, end.p, end.q};
-    float* masses = scratch_at<float>(p, plan.masses) + b * plan.num_tiles;
-    const bool rejected = end.verdict == Verdict::kResidual;
+    const int num_tiles = plan.target_layout.num_tiles;
+    float* masses = scratch_at<float>(p, plan.masses) + b * plan.mass_rows * num_tiles;
+    float* alphas = scratch_at<float>(p, plan.alphas) + (b * num_shares + share) * (p.max_path + 1);
+    const bool is_block = p.method == Method::kBlock && !r.p.greedy;
+    const bool is_sampled = p.method == Method::kSampled && !r.p.greedy;
+    const Leaf leaf = walk_down(p, plan, r, shared.decisions, alphas);
+    Decision end = leaf.decision;
+    bool rejected = end.verdict == Verdict::kResidual;
+    if (is_block) rejected = end.row > 0 && !(coin_of(p, r, end.row) < leaf.alpha);
 
     // The residual's tiles, shared; then the last block alone, or block 0 where there is none.
     if (rejected) {
-        for (int tile = share; tile < plan.num_tiles; tile += num_shares) {
-            const float mass = tile_mass(weight, tile, strips);
-            if (threadIdx.x == 0) masses[tile] = mass;
-        }
+        __syncthreads();  // the decisions have been read, the alphas are there
+        share_residuals(p, plan, r, end, is_block, alphas, masses, q_values, shared);
         if (!is_last_block(scratch_at<uint32_t>(p, plan.tickets) + b, num_shares)) return;
     } else if (share != 0) {
         return;
     }
 
-    // The token.
-    int64_t token = end.argmax;
-    if (end.verdict != Verdict::kArgmax) {
-        const float u = uniform_at(p.seeds[b], p.positions[b], rejected ? end.row + 1 : end.row,
-                                   rejected ? Purpose::kResidual : Purpose::kBonus);
-        const auto mass_of = [&](int tile) { return masses[tile]; };
-        const float total = rejected ? total_mass(plan.num_tiles, mass_of) : 0.0f;
-        Bucket tile;
-        if (total >= kMinResidualMass) {
-            tile = pick_bucket(plan.num_tiles, u, total, mass_of);
-        } else {
-            const TileStats* tiles = target_stats(p, plan, b, end.row);
-            tile = pick_tile(tiles, plan.num_tiles, end.p.max, r.scale, u);
-            weight = softmax_in_tile(weight.p_row, p.vocab_size, load_stats(tiles + tile.index),
-                                     r.scale);
+    // The token. `sampled` goes on while it is the draft.
+    for (;;) {
+        const bool is_law =
+            !rejected && end.verdict != Verdict::kArgmax && end.verdict != Verdict::kFallback;
+        Pick pick;
+        if (rejected) {
+            float alpha = 1.0f, total;
+            if (is_block) {
+                const Climb climb = walk_up(p, r, end.row, alphas, masses, num_tiles);
+                end = judge_alone(p, plan, r, climb.row, shared.decisions);
+                alpha = climb.alpha;
+                total = climb.mass;
+                masses += climb.row * num_tiles;
+            } else {
+                total = total_mass(num_tiles, [&](int tile) { return masses[tile]; });
+            }
+            const float u = uniform_at(p.seeds[b], p.positions[b], end.row + 1, Purpose::kResidual);
+            pick = pick_from_residual(residual_job(p, plan, r, end, alpha, q_values),
+                                      target_scratch(p, plan, b, end.row), masses, total, u);
+        } else if (is_law) {
+            pick = pick_from_law(target_row(p, r, end.row), target_scratch(p, plan, b, end.row),
+                                 end.p, r.p.filtered, uniform_of(p, r, end));
         }
-        token = draw_in_tile(weight, tile.index, tile.fraction, strips);
+        int64_t token = end.argmax;
+        if (rejected || is_law) {
+            token = share_token(draw(pick, shared.strips), shared);
+        } else if (end.verdict == Verdict::kFallback && p.controls.any_edits) {
+            token = fallback_token(target_row(p, r, end.row), end.status, shared.fallback);
+        }
+        if (!is_sampled || !is_law || token != end.draft) {
+            write_outputs(p, plan, r, end.row, token, end.status);
+            return;
+        }
+        end = judge_alone(p, plan, r, end.row + 1, shared.decisions);
     }
-    if (threadIdx.x < kWarpSize) write_outputs(p, b, r.first, end.row, token, end.status);
 }
 
 }  // namespace
@@ -304,23 +247,40 @@ int64_t verify_chain_scratch_bytes(const VerifyChainParams& p) {
 
 Status verify_chain(const VerifyChainParams& p, Stream stream) {
     if (p.batch == 0) return Status{};
-    const int64_t num_tiles = num_vocab_tiles(p.vocab_size);
-    const int64_t draft_rows = p.draft_logits.data == nullptr ? 0 : p.max_drafts;
-    const int64_t rows_per_request = p.max_drafts + 1 + draft_rows;
-    Status status = check_grid(p.batch * rows_per_request, num_tiles);
+    const Plan plan = plan_of(p);
+    const int64_t num_tiles = plan.target_layout.num_tiles,
+                  draft_tiles = plan.draft_layout.num_tiles;
+    const int64_t most_tiles =
+        num_tiles < draft_tiles && plan.draft_rows > 0 ? draft_tiles : num_tiles;
+    const int64_t rows_per_request = p.max_path + 1 + plan.draft_rows;
+    const int64_t rows = p.batch * rows_per_request;
+    Status status = check_grid(rows + 1, most_tiles);
     if (!status.ok()) return status;
 
+    const unsigned per_request = static_cast<unsigned>(rows_per_request);
+    const bool more = wants_selection(p) || wants_raw(p) || p.method == Method::kTypical;
     cu::LaunchCfg cfg;
     cfg.block = dim3(kTileThreads);
     cfg.stream = stream;
-    cfg.grid =
-        dim3(static_cast<unsigned>(p.batch * rows_per_request), static_cast<unsigned>(num_tiles));
-    status = cu::launch(cfg, verify_statistics_kernel, p, static_cast<unsigned>(rows_per_request));
+    cfg.grid = dim3(static_cast<unsigned>(rows + (plan.has_map ? 1 : 0)),
+                    static_cast<unsigned>(most_tiles));
+    status = p.controls.any_edits
+                 ? cu::launch(cfg, verify_statistics_kernel<true, true>, p, per_request)
+             : more ? cu::launch(cfg, verify_statistics_kernel<false, true>, p, per_request)
+                    : cu::launch(cfg, verify_statistics_kernel<false, false>, p, per_request);
     if (!status.ok()) return status;
 
-    const int64_t shares = (kWantedBlocks + p.batch - 1) / p.batch;
-    cfg.grid = dim3(static_cast<unsigned>(p.batch),
-                    static_cast<unsigned>(shares < num_tiles ? shares : num_tiles));
+    if (wants_selection(p)) {
+        cfg.grid = dim3(static_cast<unsigned>(rows));
+        cfg.block = dim3(kSelectThreads);
+        status = cu::launch(cfg, verify_filter_kernel, p, per_request);
+        if (!status.ok()) return status;
+    }
+    cu::SmemLayout smem;
+    if (plan.has_map) smem.add<float>(kTileEntries);
+    cfg.smem = smem.bytes();
+    cfg.block = dim3(kTileThreads);
+    cfg.grid = dim3(static_cast<unsigned>(p.batch), static_cast<unsigned>(plan.shares));
     return cu::launch(cfg, verify_accept_kernel, p);
 }
 

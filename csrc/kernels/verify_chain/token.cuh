@@ -1,0 +1,134 @@
+// The token after a chain, and the outputs of a request.
+#pragma once
+
+#include "judge.cuh"
+#include "vocab_draw.cuh"
+
+namespace specdec::cuda {
+
+// --- Residuals --------------------------------------------------------------------------------------
+// max(a p - q, 0) at the row of a decision.
+struct ResidualJob {
+    EntryMass<> weight;
+    DraftMap map;     // where q has to be scattered; else q_values is nullptr
+    float* q_values;  // shared memory for a tile of it
+    const TileStats* tiles;
+    bool filtered;  // tiles that keep nothing are passed over
+    int num_tiles;
+};
+
+__device__ __forceinline__ ResidualJob residual_job(const VerifyChainParams& p, const Plan& plan,
+                                                    const Request& r, const Decision& d, float a,
+                                                    float* q_values) {
+    ResidualJob job;
+    job.map = draft_map(p, plan);
+    job.q_values = r.draft_row >= 0 && job.map.exists() ? q_values : nullptr;
+    job.weight = EntryMass<>{target_row(p, r, d.row),
+                             draft_row(p, r, d.row),
+                             job.q_values,
+                             d.p,
+                             d.q,
+                             OneId{d.draft},
+                             a,
+                             1.0f};
+    const RowScratch scratch = target_scratch(p, plan, r.index, d.row);
+    job.tiles = scratch.tiles;
+    job.filtered = r.p.filtered;
+    job.num_tiles = scratch.num_tiles;
+    return job;
+}
+
+__device__ __forceinline__ void prepare_tile(const ResidualJob& job, int tile) {
+    if (job.q_values == nullptr) return;
+    scatter_q(job.map, job.weight.q_row, job.weight.q, tile, job.q_values);
+}
+
+// Masses of the tiles of one share, by the whole block.
+__device__ __forceinline__ void residual_masses(const ResidualJob& job, int share, int num_shares,
+                                                float* masses, float* strips) {
+    for (int tile = share; tile < job.num_tiles; tile += num_shares) {
+        float mass = 0.0f;
+        if (!job.filtered || load_stats(job.tiles + tile).sum > 0.0f) {
+            prepare_tile(job, tile);
+            mass = tile_mass(job.weight, tile, strips);
+        }
+        if (threadIdx.x == 0) masses[tile] = mass;
+    }
+}
+
+// A residual of mass `total`; p where that is none.
+__device__ __forceinline__ Pick pick_from_residual(const ResidualJob& job, const RowScratch& row,
+                                                   const float* masses, float total, float u) {
+    if (!(total >= kMinResidualMass)) {
+        return pick_from_law(job.weight.p_row, row, job.weight.p, job.filtered, u);
+    }
+    const auto mass_of = [&](int tile) { return masses[tile]; };
+    const Bucket tile = pick_bucket(job.num_tiles, u, total, mass_of);
+    prepare_tile(job, tile.index);
+    return Pick{job.weight, tile};
+}
+
+// Whether this is the last of a request's blocks to come here; it then sees what they all wrote.
+__device__ __forceinline__ bool is_last_block(uint32_t* ticket, uint32_t num_blocks) {
+    CU_SHARED(last, bool);
+    if (threadIdx.x == 0) last = ptx::atom_add_acq_rel(ticket, 1u) == num_blocks - 1;
+    __syncthreads();
+    return last;
+}
+
+// --- Outputs ----------------------------------------------------------------------------------------
+__device__ __forceinline__ void write_id(const VerifyParams& p, void* ids, int64_t i, int64_t id) {
+    if (p.input_ids.dtype == DType::kI64) {
+        static_cast<int64_t*>(ids)[i] = id;
+    } else {
+        static_cast<int32_t*>(ids)[i] = static_cast<int32_t>(id);
+    }
+}
+
+// Log-probability of an id at row j, 0 where the row has no such law. By a whole warp.
+__device__ inline float logprob_at(const VerifyChainParams& p, const Plan& plan, const Request& r,
+                                   int64_t j, int64_t id) {
+    const RowScratch scratch = target_scratch(p, plan, r.index, j);
+    const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
+    const VocabRow row = target_row(p, r, j);
+    if (wants_processed(p)) {
+        if (!peak.usable()) return 0.0f;
+        const RowLaw law = law_of(scratch, peak.max, r.p.scale, r.p.filtered);
+        return log_of(law, row.at(id), id);
+    }
+    if (!peak.raw_usable()) return 0.0f;
+    const RawLse lse = raw_lse(scratch, peak.max);
+    return (entry_of(row.row, id) - lse.max) - lse.log_sum;
+}
+
+// Writes every output of a request, by the whole block; `token` follows the accepted drafts (-1: the
+// request is inactive).
+__device__ __forceinline__ void write_outputs(const VerifyChainParams& p, const Plan& plan,
+                                              const Request& r, int64_t accepted, int64_t token,
+                                              int32_t status) {
+    const int64_t b = r.index, width = p.max_path + 1, n = top_n(p);
+    const auto id_at = [&](int64_t i) {
+        return i < accepted ? p.input_ids[r.first + 1 + i] : i == accepted ? token : -1;
+    };
+    const int64_t written = token < 0 ? 0 : accepted + 1;
+    for (int64_t i = threadIdx.x; i < width; i += kTileThreads) {
+        write_id(p, p.tokens, b * width + i, id_at(i));
+        if (i >= written || p.logprobs_wanted.count < 0) p.logprobs[b * width + i] = 0.0f;
+    }
+    if (p.logprobs_wanted.count >= 0) {
+        for (int64_t i = threadIdx.x / kWarpSize; i < written; i += kTileWarps) {
+            const float logprob = logprob_at(p, plan, r, i, id_at(i));
+            if (threadIdx.x % kWarpSize == 0) p.logprobs[b * width + i] = logprob;
+        }
+    }
+    // The rows before have theirs from the launch that selects.
+    for (int64_t i = written * n + threadIdx.x; i < width * n; i += kTileThreads) {
+        write_id(p, p.top_ids, b * width * n + i, -1);
+        p.top_logprobs[b * width * n + i] = 0.0f;
+    }
+    if (threadIdx.x != 0) return;
+    p.num_accepted[b] = static_cast<int32_t>(accepted);
+    p.status[b] = status;
+}
+
+}  // namespace specdec::cuda
