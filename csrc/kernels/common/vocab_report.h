@@ -39,12 +39,12 @@ inline ReadPlan read_plan(const LawPlan& law, const LogprobsWanted& wanted, int6
 
 inline RowEdits row_edits(const SamplingControls& c, int64_t b, int64_t r, int64_t vocab_size) {
     RowEdits edits;
-    if (!c.any_edits) return edits;
     edits.controls = &c;
+    edits.vocab_size = vocab_size;
+    if (!c.any_edits) return edits;
     edits.penalties = penalties_of(c, b);
     edits.allowed = allowed_of(c, r);
     edits.bias = bias_of(c, b);
-    edits.vocab_size = vocab_size;
     return edits;
 }
 
