@@ -7,6 +7,7 @@ tests are skipped without a GPU, and `tools/gpu_check.sh` runs them.
 import pytest
 import torch
 from compare import assert_close, assert_same
+from oracles.tree_links import random_parents
 
 import specdec_ext
 
@@ -157,13 +158,42 @@ def test_cpu_and_cuda_attention():
     assert_close(lse_gpu, lse.double(), what="lse", magnitude=16.0)
 
 
+def test_trees_graph_replays_with_new_data():
+    """Other trees of other sizes between replays, rows of no request included."""
+    g = torch.Generator().manual_seed(9)
+    batches = []
+    for sizes in ([60, 0, 33], [1, 64, 5]):
+        parents = torch.cat([random_parents(g, n) for n in sizes])
+        parents = torch.cat([parents, parents.new_zeros(140 - len(parents))])
+        cu_rows = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0).int()
+        batches.append((parents, cu_rows))
+    parents, cu_rows = (t.cuda() for t in batches[0])
+
+    def both():
+        links = torch.ops.specdec.tree_links(parents, cu_rows, 64)
+        return *links, *torch.ops.specdec.tree_from_mask(links[0], cu_rows)
+
+    graph, out = graph_of(both)
+    for batch in (batches[1], batches[0]):
+        parents.copy_(batch[0])
+        cu_rows.copy_(batch[1])
+        graph.replay()
+        links = torch.ops.specdec.tree_links(*batch, 64)
+        wanted = *links, *torch.ops.specdec.tree_from_mask(links[0], batch[1])
+        for got, want in zip(out, wanted, strict=True):
+            assert_same(got.cpu(), want)
+
+
 def test_no_host_sync():
     """A call that synchronised would raise in this mode."""
     case, options = chain_case(8, "cuda")
     attention = attention_case(8, "cuda")
+    parents = case["input_ids"].int()  # any numbers
     torch.cuda.set_sync_debug_mode("error")
     try:
         verify(case, options)
+        links = torch.ops.specdec.tree_links(parents, case["cu_rows"], 64)
+        torch.ops.specdec.tree_from_mask(links[0], case["cu_rows"])
         torch.ops.specdec.verify_attention(*attention.values(), max_rows=8)
         k = attention["k_cache"][0]
         torch.ops.specdec.append_kv(

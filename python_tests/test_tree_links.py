@@ -42,7 +42,7 @@ def test_valid_trees_of_five_nodes(backend):
 
 # --- Random trees ---------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(6))
-def test_random_trees(backend, seed):
+def test_matches_oracle(backend, seed):
     """50 trees in one ragged batch, half of them damaged, some requests empty, rows of no request."""
     g = generator(seed)
     trees = [random_tree(g) for _ in range(50)]

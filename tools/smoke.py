@@ -43,4 +43,10 @@ out, lse = specdec_ext.verify_attention(
     max_rows=1,
 )
 assert (out == 1).all() and abs(lse.item() - torch.tensor(5.0).log().item()) < 1e-6
+
+parents, ranks = specdec_ext.tree_from_paths([[0], [1], [0, 0]])
+rows = torch.tensor([0, 4], dtype=torch.int32)
+mask, depth, first_child, next_sibling, status = specdec_ext.tree_links(parents, rows, 4)
+assert mask.tolist() == [[1], [3], [5], [11]] and depth.tolist() == [0, 1, 1, 2]
+assert specdec_ext.tree_from_mask(mask, rows)[0].tolist() == parents.tolist() == [-1, 0, 0, 1]
 print(f"torch {torch.__version__}: {len(specdec_ext.op_names())} ops registered and run")

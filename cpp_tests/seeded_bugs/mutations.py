@@ -8,6 +8,7 @@ objects  a regular expression of the sources to plant the bug in, where the test
 import dataclasses
 
 import attention
+import trees
 
 RACE_SHARED = r"race on shared memory|uninitialised shared memory"
 RACE_GLOBAL = "race on global memory"
@@ -243,5 +244,6 @@ _CHAIN = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
+_TREES = [Mutation(*row) for row in trees.BUGS]
 
-ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _ATTENTION
+ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _ATTENTION + _TREES

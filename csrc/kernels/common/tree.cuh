@@ -39,24 +39,28 @@ struct Links {
 };
 
 // Links of a node of the tree: the first later rows that name it, or its parent, as theirs. Such rows
-// are in the tree too. Reads on until both are found; the loads do not wait for each other.
+// are in the tree too. Rows are read eight at a time, as one after the other would wait for each.
 __device__ __forceinline__ Links links_of(const Parents& parents, int64_t first, int64_t node,
                                           int64_t num_nodes) {
-    Links links{-1, -1};
-    const bool is_root = node == 0;  // whatever its parent says, nothing is beside it
+    constexpr int kAtOnce = 8;
     const int32_t parent = *parents.at(first + node);
-    bool want_sibling = !is_root;
-    for (int64_t j = node + 1; j < num_nodes; ++j) {
-        const int32_t other = *parents.at(first + j);
-        if (other == node && links.first_child < 0) {
-            links.first_child = static_cast<int32_t>(j);
-            if (!want_sibling) break;
+    bool want_child = true;
+    bool want_sibling = node > 0;  // whatever the root's parent says, nothing is beside it
+    Links links{-1, -1};
+    for (int64_t j = node + 1; j < num_nodes && (want_child || want_sibling); j += kAtOnce) {
+        int32_t other[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            other[i] = j + i < num_nodes ? *parents.at(first + j + i) : -1;
         }
-        if (want_sibling && other == parent) {
-            links.next_sibling = static_cast<int32_t>(j);
-            want_sibling = false;
-            if (links.first_child >= 0) break;
+#pragma unroll
+        for (int i = kAtOnce - 1; i >= 0; --i) {  // the lowest one stays
+            if (want_child && other[i] == node) links.first_child = static_cast<int32_t>(j + i);
+            if (want_sibling && other[i] == parent)
+                links.next_sibling = static_cast<int32_t>(j + i);
         }
+        want_child = want_child && links.first_child < 0;
+        want_sibling = want_sibling && links.next_sibling < 0;
     }
     return links;
 }
