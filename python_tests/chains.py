@@ -72,6 +72,14 @@ def check(backend, case):
     assert tokens.shape == logprobs.shape == (batch, width)
     assert top_ids.shape == top_logprobs.shape == (batch, width, 0)
     assert (logprobs == 0).all() and logprobs.dtype == top_logprobs.dtype == torch.float32
+    assert_allowed(out, case)
+    return out
+
+
+def assert_allowed(out, case):
+    """Decisions and padding of given results against the oracle."""
+    tokens, num_accepted, status = out[:3]
+    batch, width = tokens.shape
     positional = [case[name] for name in POSITIONAL]
     options = {k: v for k, v in case.items() if k not in POSITIONAL}
     allowed = oracle.outcomes(*positional, **options, band=DECISION_BAND)
@@ -90,7 +98,6 @@ def check(backend, case):
         assert all(0 <= token < case["vocab_size"] for token in row[: a + 1]), f"request {b}"
         got.append((a, row[a], int(status[b])))
     assert_decisions(got, allowed, "request")
-    return out
 
 
 def random_case(

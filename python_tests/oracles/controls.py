@@ -173,12 +173,17 @@ class Request:
             return [p]
         return [_softmax(z, keep, self.temperature) for keep in self.kept(z, band)]
 
-    def reported_law(self, z):
-        """The law that processed log-probabilities are of: at temperature 1 for greedy requests."""
+    def reported_logs(self, z):
+        """Logarithms of the law that processed log-probabilities are of: at temperature 1 for greedy
+        requests. They stay finite where the probabilities themselves underflow."""
         t = np.float32(1) if not self.temperature >= GREEDY else self.temperature
         request = Request.__new__(Request)
         request.__dict__.update(self.__dict__, temperature=t)
-        return _softmax(z, request.kept(z)[0], t)
+        keep = request.kept(z)[0]
+        e = _exponents(z[keep], z.max(), t)
+        logs = np.full(len(z), -np.inf)
+        logs[keep] = e - np.log(np.exp(e).sum())
+        return logs
 
 
 def _exponents(z, top, temperature):
@@ -219,7 +224,7 @@ class Row:
                     return None
                 x = self.raw.astype(np.float64)
                 return x - (x.max() + np.log(np.exp(x - x.max()).sum()))
-            return None if self.status else np.log(self.request.reported_law(self.z))
+            return None if self.status else self.request.reported_logs(self.z)
 
 
 def top(logprobs, sort_by, n):

@@ -269,7 +269,7 @@ class Verification:
             token = self.tokens[child]
             q, p = node["state"].q_of(token), node["state"].rest[token]
             ratio = p / q if q > 0 else (np.inf if p > 0 else 0.0)
-            alpha = min(1.0, node["alpha"] * ratio)
+            alpha = min(1.0, node["alpha"] * ratio) if node["alpha"] > 0 else 0.0
             return self._visit([*stack, self._enter([*node["path"], child], alpha)])
         if len(stack) == 1:
             return self._finish(stack)
