@@ -82,7 +82,7 @@ class Selector {
         double mass;
 
         bool reached(int64_t have, uint64_t units) const {
-            return by_count ? have >= count : static_cast<double>(units) >= mass;
+            return have > 0 && (by_count ? have >= count : static_cast<double>(units) >= mass);
         }
     };
 
