@@ -8,31 +8,23 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 
-// 2^f for |f| <= 1/2: a minimax polynomial, exactly 1 at 0.
-SPECDEC_SIMD V16 exp2_fraction(V16 f) {
-    V16 p = set1(0x1.41fbbcp-13f);
-    p = fma(p, f, set1(0x1.5f3e52p-10f));
-    p = fma(p, f, set1(0x1.3b2d4cp-7f));
-    p = fma(p, f, set1(0x1.c6aee8p-5f));
-    p = fma(p, f, set1(0x1.ebfbdcp-3f));
-    p = fma(p, f, set1(0x1.62e430p-1f));
-    p = fma(p, f, set1(1.0f));
-    return p;
-}
-
-// 2^x, relative error below 1e-7; exp2(0) = 1 exactly; 0 for x below -125 (so at -inf), +inf
-// from 128; NaN stays NaN. x = n + f with |f| <= 1/2, then 2^f scaled by 2^n.
-SPECDEC_SIMD V16 exp2(V16 x) {
+// 2^x for x <= 0, relative error below 1e-7; exactly 1 at 0; 0 for x below -125 (so at -inf); NaN stays
+// NaN. x = n + f with |f| <= 1/2: a minimax polynomial for 2^f, scaled by 2^n. V is V16 or Native.
+template <class V>
+SPECDEC_SIMD V exp2_nonpositive(V x) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const V16 shifted = x + set1(kRound);
-    const V16 f = x - (shifted - set1(kRound));
-    const V16 p = exp2_fraction(f);
-    // n sits in the low bits of `shifted`; 2^n as two factors, so that n = 128 has its own.
-    const I16 n = as_bits(shifted) - set1(static_cast<int32_t>(0x4b400000));
-    const V16 scale = as_floats((n + set1(126)) << 23);
-    const V16 r = (p * scale) * set1(2.0f);
-    const V16 clipped = select(x < set1(-125.0f), set1(0.0f), r);
-    return select(x > set1(0x1.fffffep6f), set1(__builtin_inff()), clipped);
+    const V shifted = x + spread<V>(kRound);
+    const V f = x - (shifted - spread<V>(kRound));
+    V p = spread<V>(0x1.41fbbcp-13f);
+    p = fma(p, f, spread<V>(0x1.5f3e52p-10f));
+    p = fma(p, f, spread<V>(0x1.3b2d4cp-7f));
+    p = fma(p, f, spread<V>(0x1.c6aee8p-5f));
+    p = fma(p, f, spread<V>(0x1.ebfbdcp-3f));
+    p = fma(p, f, spread<V>(0x1.62e430p-1f));
+    p = fma(p, f, spread<V>(1.0f));
+    const auto n = as_bits(shifted) << 23;  // the rest of kRound's bits falls out
+    const V scale = as_floats(n + spread<std::decay_t<decltype(n)>>(127 << 23));
+    return select(x < spread<V>(-125.0f), spread<V>(0.0f), p * scale);
 }
 
 // --- Softmax rows: 2^(d * c) for d * c <= 0 --------------------------------------------------------
