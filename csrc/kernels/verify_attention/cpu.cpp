@@ -34,8 +34,8 @@ struct TileView {
 // Per-thread buffers of a group.
 struct Work {
     float *queries, *scores, *keys, *values, *decay;
-    float *folded, *segment;          // a State per head
-    int64_t places[kWideRows];        // that each row sees
+    float *folded, *segment;           // a State per head
+    int64_t places[kWideRows];         // that each row sees
     TileView tile[kSegmentTiles + 1];  // of the segment at hand, and the first one of the next
 };
 
@@ -69,8 +69,8 @@ void fold(const Group& g, const State& target, const State& next, int64_t v_dim)
 }
 
 template <class T>
-void add_wide_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int tiles,
-                      int found, float* states) {
+void add_wide_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int tiles, int found,
+                      float* states) {
     const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
     const int64_t head_dim = k_cache.size[3], v_dim = v_cache.size[3];
     Rows<T> k[2], v[2];
@@ -133,8 +133,7 @@ void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, Work& w,
                     w.scores + h * g.rows * kTile, w.decay + h * g.rows, values);
             });
         }
-        Prefetch keys(k_cache, g.head, g.heads,
-                      tile + 1 < found ? w.tile[tile + 1].places : none);
+        Prefetch keys(k_cache, g.head, g.heads, tile + 1 < found ? w.tile[tile + 1].places : none);
         for (int64_t h = 0; h < g.heads; ++h) {
             rows.find(v_cache, g.head + h, view.places);
             dispatch_int<4, 3, 2, 1>(g.rows, [&](auto count) {
@@ -279,7 +278,8 @@ Work thread_work(int64_t head_dim, int64_t v_dim, int64_t most_lanes) {
     const std::pair<float**, int64_t> parts[] = {
         {&w.keys, kWideTileFloats},
         {&w.values, kWideTileFloats},
-        {&w.scores, (kTile + Rows<float>::kAhead) * (most_lanes > kWideRows ? most_lanes : kWideRows)},
+        {&w.scores,
+         (kTile + Rows<float>::kAhead) * (most_lanes > kWideRows ? most_lanes : kWideRows)},
         {&w.decay, most_lanes},
         {&w.segment, State::floats(most_lanes, v_dim)},
         {&w.queries, most_lanes * head_dim},

@@ -14,8 +14,8 @@ namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
 constexpr int kKeyStrips = kTile / kLanes;
-constexpr int kTurned = 8;      // keys, elements of a block
-constexpr int kValueKeys = 8;   // whose V stays in the nearest cache while all channels pass
+constexpr int kTurned = 8;     // keys, elements of a block
+constexpr int kValueKeys = 8;  // whose V stays in the nearest cache while all channels pass
 
 SPECDEC_SIMD Float8 fma8(Float8 a, Float8 b, Float8 c) {
 #if defined(__AVX2__)
@@ -56,7 +56,7 @@ SPECDEC_SIMD void transpose8(Float8 (&r)[8]) {
 
 // Asks for the rows of a tile of K or V, `heads` heads of each key, a few cache lines at a time.
 class Prefetch {
-   public:
+  public:
     // Nothing is asked for where `places` has no keys.
     template <class T>
     Prefetch(const View<const T, 4>& cache, int64_t head, int64_t heads, const Places& places)
@@ -83,7 +83,7 @@ class Prefetch {
         at_ += 64 * Lines;
     }
 
-   private:
+  private:
     bool next_row() {
         if (head_ == heads_) {
             if (left_ == 0) return false;

@@ -11,9 +11,9 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int64_t kGroupFloats = 1 << 17;       // of queries and outputs of a group, an L2 cache
-constexpr int64_t kNarrowBytes = 128 * 1024;    // of K or V that few rows take from a tile at once
-constexpr int64_t kUnitGrain = 1 << 20;    // multiply-adds below which a thread is not worth waking
+constexpr int64_t kGroupFloats = 1 << 17;     // of queries and outputs of a group, an L2 cache
+constexpr int64_t kNarrowBytes = 128 * 1024;  // of K or V that few rows take from a tile at once
+constexpr int64_t kUnitGrain = 1 << 20;  // multiply-adds below which a thread is not worth waking
 
 // Packed rows first .. first + rows - 1 of KV heads head .. head + heads - 1 of one request. Packed
 // row m of a KV head is row m / share of the request, query head m % share of the `share` query heads

@@ -101,7 +101,7 @@ struct Rows {
         }
     }
 
-   private:
+  private:
     static const T* absent() {
         alignas(64) static constexpr T kZeros[kMaxHeadDim] = {};
         return kZeros;

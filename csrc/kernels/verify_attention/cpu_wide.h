@@ -80,12 +80,8 @@ using Block = Native[N][V];
 // kinds of factors stay in registers for a step.
 template <int Steps, int NStep, int KStep, int V, int N>
 SPECDEC_SIMD void multiply(const float* a, const float* b, Block<V, N>& acc) {
-    const auto factor = [&](int n, int k) {
-        return spread<Native>(a[n * NStep + k * KStep]);
-    };
-    const auto column = [&](int v, int k) {
-        return load_native(b + (k * V + v) * kNativeLanes);
-    };
+    const auto factor = [&](int n, int k) { return spread<Native>(a[n * NStep + k * KStep]); };
+    const auto column = [&](int v, int k) { return load_native(b + (k * V + v) * kNativeLanes); };
 #pragma GCC unroll 16
     for (int k = 0; k < Steps; ++k) {
         if constexpr (N < V) {
