@@ -276,8 +276,8 @@ Work thread_work(int64_t head_dim, int64_t v_dim, int64_t most_lanes) {
     static thread_local std::vector<float> memory;
     Work w;
     const std::pair<float**, int64_t> parts[] = {
-        {&w.keys, kWideTileFloats},
-        {&w.values, kWideTileFloats},
+        {&w.keys, kKeyFloats},
+        {&w.values, kValueFloats},
         {&w.scores,
          (kTile + Rows<float>::kAhead) * (most_lanes > kWideRows ? most_lanes : kWideRows)},
         {&w.decay, most_lanes},

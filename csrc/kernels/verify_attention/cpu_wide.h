@@ -55,10 +55,16 @@ SPECDEC_SIMD void for_blocks(int64_t count, const F& fn) {
     }
 }
 
-// Floats between rows of a widened tile, whatever its width: addresses are then constants, and, an odd
-// number of cache lines apart, a column of it does not fall into a few sets of the cache.
-constexpr int kWideRow = kMaxHeadDim + kLanes;
-constexpr int64_t kWideTileFloats = (kTile + Rows<float>::kAhead) * kWideRow;
+// K is widened a block of keys ahead of its products, into the half of a small buffer that they do not
+// read; V some channels of all keys at a time. Either stays in the nearest cache. The distances between
+// rows are constants, so that addresses are, and an odd number of cache lines, so that a column does
+// not fall into a few sets of the cache.
+constexpr int kMostKeys = 16;  // of a block
+constexpr int kKeyRow = kMaxHeadDim + kLanes;
+constexpr int kValueChannels = 2 * kLanes;  // whole cache lines of every type
+constexpr int kValueRow = kValueChannels + kLanes;
+constexpr int64_t kKeyFloats = 2 * kMostKeys * kKeyRow;
+constexpr int64_t kValueFloats = kTile * kValueRow;
 
 template <class T>
 struct WideTile {
@@ -108,26 +114,20 @@ SPECDEC_SIMD void multiply(const float* a, const float* b, Block<V, N>& acc) {
     }
 }
 
-// Logits of keys first .. first+N-1.
+// Logits of keys first .. first+N-1, which lie in `keys`; widens those behind them to `next_keys`.
 template <int V, int N, class T>
-__attribute__((noinline)) void score_block(const WideTile<T>& t, int64_t first) {
+__attribute__((noinline)) void score_block(const WideTile<T>& t, int64_t first, const float* keys,
+                                           float* next_keys) {
     constexpr int kLine = 64 / sizeof(T);
-    float* keys = t.keys + first * kWideRow;
-    float* next_keys = keys + N * kWideRow;
-    float* values = t.values + first * kWideRow;
     Block<V, N> acc = {};
     for (int64_t d = 0; d < t.head_dim; d += kLanes) {
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
             if (d % kLine == 0) __builtin_prefetch(t.next_k.at[first + n] + d, 0, 2);
             if (d % kLine == 0) __builtin_prefetch(t.next_v.at[first + n] + d, 0, 2);
-            widen(t.k.at[first + N + n] + d, next_keys + n * kWideRow + d);
-            if (d < t.v_dim) widen(t.v.at[first + n] + d, values + n * kWideRow + d);
+            widen(t.k.at[first + N + n] + d, next_keys + n * kKeyRow + d);
         }
-        multiply<kLanes, kWideRow, 1>(keys + d, t.queries + d * V * kNativeLanes, acc);
-    }
-    for (int64_t d = t.head_dim; d < t.v_dim; d += kLanes) {
-        for (int n = 0; n < N; ++n) widen(t.v.at[first + n] + d, values + n * kWideRow + d);
+        multiply<kLanes, kKeyRow, 1>(keys + d, t.queries + d * V * kNativeLanes, acc);
     }
     float* scores = t.scores + first * V * kNativeLanes;
 #pragma GCC unroll 16
@@ -177,11 +177,12 @@ SPECDEC_SIMD Native soften(const WideTile<T>& t, int v, const State& state) {
     const Native after = max(max(max(top[0], top[1]), max(top[2], top[3])), before);
     const Native base = finite_max(after);
     for (int key = 0; key < kTile; key += 4) {
+        Native x[4];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            float* at = scores + (key + i) * kStep;
-            store(at, exp2_nonpositive(load_native(at) - base));
-        }
+        for (int i = 0; i < 4; ++i) x[i] = load_native(scores + (key + i) * kStep) - base;
+        exp2_nonpositive(x);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) store(scores + (key + i) * kStep, x[i]);
     }
     const auto weight = [&](int key) { return load_native(scores + key * kStep); };
     const auto strips = [&](int key) {
@@ -200,14 +201,13 @@ SPECDEC_SIMD Native soften(const WideTile<T>& t, int v, const State& state) {
     return decay;
 }
 
-// out = out * decay + weights . V for channels first .. first+N-1. Where rows see different keys, an
+// out = out * decay + weights . V for channels first .. first+N-1, whose V begins at `values`. Where rows see different keys, an
 // unseen one takes no part at all: its V may be NaN, and the chain is that of a call where the key
 // does not exist.
 template <int V, int N, class T>
-__attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first,
+__attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first, const float* values,
                                            const Native (&decay)[V], const State& state) {
     constexpr int kStep = V * kNativeLanes;
-    const float* values = t.values + first;
     float* out = state.out + first * kStep;
     Block<V, N> acc;
 #pragma GCC unroll 16
@@ -220,10 +220,10 @@ __attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first,
     if (t.same) {
         int key = 0;
         for (; key + 4 <= t.count; key += 4) {
-            multiply<4, 1, kWideRow>(values + key * kWideRow, t.scores + key * kStep, acc);
+            multiply<4, 1, kValueRow>(values + key * kValueRow, t.scores + key * kStep, acc);
         }
         for (; key < t.count; ++key) {
-            multiply<1, 1, kWideRow>(values + key * kWideRow, t.scores + key * kStep, acc);
+            multiply<1, 1, kValueRow>(values + key * kValueRow, t.scores + key * kStep, acc);
         }
     } else {
 #pragma GCC unroll 4
@@ -234,7 +234,7 @@ __attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first,
                 const Native weight = load_native(t.scores + key * kStep + v * kNativeLanes);
 #pragma GCC unroll 16
                 for (int n = 0; n < N; ++n) {
-                    const Native x = spread<Native>(values[key * kWideRow + n]);
+                    const Native x = spread<Native>(values[key * kValueRow + n]);
                     acc[n][v] = select(mine, fma(x, weight, acc[n][v]), acc[n][v]);
                 }
             }
@@ -250,18 +250,32 @@ __attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first,
 // Adds a tile to the state of `V` vectors of rows.
 template <int V, class T>
 void add_wide_tile(const WideTile<T>& t, const State& state) {
+    float *keys = t.keys, *next_keys = t.keys + kMostKeys * kKeyRow;
     for (int key = 0; key < block_sizes(V).main; ++key) {
         for (int64_t d = 0; d < t.head_dim; d += kLanes) {
-            widen(t.k.at[key] + d, t.keys + key * kWideRow + d);
+            widen(t.k.at[key] + d, keys + key * kKeyRow + d);
         }
     }
-    for_blocks<V>(t.count, [&](int64_t first, auto size) { score_block<V, size.value>(t, first); });
+    for_blocks<V>(t.count, [&](int64_t first, auto size) {
+        score_block<V, size.value>(t, first, keys, next_keys);
+        std::swap(keys, next_keys);
+    });
     Native decay[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) decay[v] = soften<V>(t, v, state);
-    for_blocks<V>(t.v_dim, [&](int64_t first, auto size) {
-        value_block<V, size.value>(t, first, decay, state);
-    });
+    for (int64_t d = 0; d < t.v_dim; d += kValueChannels) {
+        const bool whole = d + kValueChannels <= t.v_dim;
+        const int64_t width = whole ? kValueChannels : kLanes;
+        for (int key = 0; key < t.count; ++key) {
+            const T* from = t.v.at[key] + d;
+            float* to = t.values + key * kValueRow;
+            widen(from, to);
+            if (whole) widen(from + kLanes, to + kLanes);
+        }
+        for_blocks<V>(width, [&](int64_t first, auto size) {
+            value_block<V, size.value>(t, d + first, t.values + first, decay, state);
+        });
+    }
 }
 
 // target = target followed by next, where next has seen anything.
