@@ -35,6 +35,24 @@ def test_numbers_of_drafts(backend, max_drafts):
     check(backend, random_case(5 if backend.emulated else 30, 50, max_drafts, seed=max_drafts))
 
 
+@pytest.mark.parametrize("draft_row", [5, 6, 7, 2**31 - 1, -1, -(2**31)])
+def test_draft_rows_outside_draft_logits_are_one_hot(backend, draft_row):
+    """5 is the last of six rows, 6 the first that is not there."""
+    case = random_case(12, 40, 3, seed=21)
+    case.pop("draft_is_one_hot", None)
+    case["draft_logits"] = case["draft_logits"][:6].clone()
+    case["draft_rows"] = torch.full((12,), draft_row, dtype=torch.int32)
+    out = run(backend, case)
+    one_hot = {k: v for k, v in case.items() if not k.startswith("draft_")}
+    if draft_row == 5:
+        last = case | {"draft_logits": case["draft_logits"][5:].expand(12, 3, -1).contiguous()}
+        last["draft_rows"] = None
+        assert_equal(out, run(backend, last))
+        assert out[0].tolist() != run(backend, one_hot)[0].tolist()
+    else:
+        assert_equal(out, run(backend, one_hot))
+
+
 def test_large_vocabulary(backend):
     case = random_case(2 if backend.emulated else 12, 151936, 2, seed=3, dtype=torch.bfloat16)
     check(backend, case)
