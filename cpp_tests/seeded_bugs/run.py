@@ -1,6 +1,7 @@
 """Plants bugs in the real kernels and requires that tests or detectors catch every one.
 
     python cpp_tests/seeded_bugs/run.py                      all (make seeded-bugs)
+    python cpp_tests/seeded_bugs/run.py --sample 6           some, others with every commit
     python cpp_tests/seeded_bugs/run.py --sample 6 --seed 1  some, another choice for each seed
     python cpp_tests/seeded_bugs/run.py --only chain         those whose id contains a text
     python cpp_tests/seeded_bugs/run.py --list
@@ -256,11 +257,21 @@ def baseline(chosen):
         sys.exit(bad[0])
 
 
+def commit_seed():
+    """A number that the commit fixes; 0 outside a git checkout."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--verify", "HEAD"], cwd=ROOT, text=True, capture_output=True
+    )
+    return int(done.stdout[:8], 16) if done.returncode == 0 else 0
+
+
 def select(args):
     chosen = [m for m in mutations.ALL if args.only in m.id]
     if args.sample and args.sample < len(chosen):
+        seed = commit_seed() if args.seed is None else args.seed
+        print(f"seeded_bugs: sample of {args.sample}, again with --seed {seed}", flush=True)
         # Spread over the files, so that a small sample still touches each kernel.
-        rng = random.Random(args.seed)
+        rng = random.Random(seed)
         by_file = {}
         for m in rng.sample(chosen, len(chosen)):
             by_file.setdefault(m.file, []).append(m)
@@ -277,7 +288,7 @@ def select(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sample", type=int, default=0, help="only so many")
-    parser.add_argument("--seed", type=int, default=0, help="which sample")
+    parser.add_argument("--seed", type=int, help="which sample (default: from the git commit)")
     parser.add_argument("--only", default="", help="ids that contain this text")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
