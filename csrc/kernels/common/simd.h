@@ -6,6 +6,7 @@
 // lives in the namespace of the one being compiled and is always inlined.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "types.h"
@@ -84,7 +85,7 @@ inline __attribute__((noinline)) void convert_lanes(const f16* at, float* lanes)
     for (int l = 0; l < kLanes; ++l) lanes[l] = to_float(at[l]);
 }
 inline __attribute__((noinline)) void fma_lanes(const float* a, const float* b, float* c) {
-    for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
+    for (int l = 0; l < kNativeLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
 }
 inline __attribute__((noinline)) void pick_lanes(const int32_t* table, int32_t* lanes) {
     for (int l = 0; l < kLanes; ++l) lanes[l] = table[lanes[l] & 7];
@@ -195,24 +196,22 @@ SPECDEC_SIMD V16 to_floats(I16 x) {
 }
 
 // a * b + c, rounded once, on every instruction set.
+SPECDEC_SIMD Native fma(Native a, Native b, Native c) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<Native>(_mm512_fmadd_ps(
+        reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<Native>(_mm256_fmadd_ps(
+        reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+    fma_lanes(reinterpret_cast<const float*>(&a), reinterpret_cast<const float*>(&b),
+              reinterpret_cast<float*>(&c));
+    return c;
+#endif
+}
 SPECDEC_SIMD V16 fma(V16 a, V16 b, V16 c) {
     V16 r;
-#if defined(__AVX512F__)
-    r.part[0] = reinterpret_cast<Native>(_mm512_fmadd_ps(reinterpret_cast<__m512>(a.part[0]),
-                                                         reinterpret_cast<__m512>(b.part[0]),
-                                                         reinterpret_cast<__m512>(c.part[0])));
-#elif defined(__AVX2__)
-    SPECDEC_EACH_PART(r.part[i] = reinterpret_cast<Native>(_mm256_fmadd_ps(
-                          reinterpret_cast<__m256>(a.part[i]), reinterpret_cast<__m256>(b.part[i]),
-                          reinterpret_cast<__m256>(c.part[i]))));
-#else
-    alignas(16) float lanes[3][kLanes];
-    store(lanes[0], a);
-    store(lanes[1], b);
-    store(lanes[2], c);
-    fma_lanes(lanes[0], lanes[1], lanes[2]);
-    r = load(lanes[2]);
-#endif
+    SPECDEC_EACH_PART(r.part[i] = fma(a.part[i], b.part[i], c.part[i]));
     return r;
 }
 
@@ -235,6 +234,35 @@ SPECDEC_SIMD I16 pick_of_eight(const int32_t (&table)[16], I16 index) {
     pick_lanes(table, lanes);
     return load(lanes);
 #endif
+}
+
+// The same names for one native vector, for kernels that block by registers; spread<V>(x) is x in
+// every lane of a V.
+SPECDEC_SIMD Native load_native(const float* at) {
+    return *reinterpret_cast<const NativeAt*>(at);
+}
+SPECDEC_SIMD void store(float* at, Native x) {
+    *reinterpret_cast<NativeAt*>(at) = x;
+}
+SPECDEC_SIMD Native select(NativeInt where, Native yes, Native no) {
+    return where ? yes : no;
+}
+SPECDEC_SIMD Native max(Native a, Native b) {  // b where one is NaN
+    return a > b ? a : b;
+}
+SPECDEC_SIMD NativeInt as_bits(Native x) {
+    return reinterpret_cast<NativeInt>(x);
+}
+SPECDEC_SIMD Native as_floats(NativeInt x) {
+    return reinterpret_cast<Native>(x);
+}
+template <class V, class X>
+SPECDEC_SIMD V spread(X x) {
+    if constexpr (std::is_same_v<V, V16> || std::is_same_v<V, I16>) {
+        return set1(x);
+    } else {
+        return x - V{};  // keeps -0, and folds to a broadcast
+    }
 }
 
 // Whether a comparison holds in every lane, or in any.

@@ -8,31 +8,36 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 
-// 2^f for |f| <= 1/2: a minimax polynomial, exactly 1 at 0.
-SPECDEC_SIMD V16 exp2_fraction(V16 f) {
-    V16 p = set1(0x1.41fbbcp-13f);
-    p = fma(p, f, set1(0x1.5f3e52p-10f));
-    p = fma(p, f, set1(0x1.3b2d4cp-7f));
-    p = fma(p, f, set1(0x1.c6aee8p-5f));
-    p = fma(p, f, set1(0x1.ebfbdcp-3f));
-    p = fma(p, f, set1(0x1.62e430p-1f));
-    p = fma(p, f, set1(1.0f));
-    return p;
-}
-
-// 2^x, relative error below 1e-7; exp2(0) = 1 exactly; 0 for x below -125 (so at -inf), +inf
-// from 128; NaN stays NaN. x = n + f with |f| <= 1/2, then 2^f scaled by 2^n.
-SPECDEC_SIMD V16 exp2(V16 x) {
+// 2^x for x <= 0, relative error below 1e-7; exactly 1 at 0; 0 for x below -125 (so at -inf); NaN stays
+// NaN. x = n + f with |f| <= 1/2: a minimax polynomial for 2^f, scaled by 2^n. N vectors go in step:
+// one alone is a chain of some forty cycles, longer than a processor looks ahead.
+template <int N>
+SPECDEC_SIMD void exp2_nonpositive(Native (&x)[N]) {
     constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    const V16 shifted = x + set1(kRound);
-    const V16 f = x - (shifted - set1(kRound));
-    const V16 p = exp2_fraction(f);
-    // n sits in the low bits of `shifted`; 2^n as two factors, so that n = 128 has its own.
-    const I16 n = as_bits(shifted) - set1(static_cast<int32_t>(0x4b400000));
-    const V16 scale = as_floats((n + set1(126)) << 23);
-    const V16 r = (p * scale) * set1(2.0f);
-    const V16 clipped = select(x < set1(-125.0f), set1(0.0f), r);
-    return select(x > set1(0x1.fffffep6f), set1(__builtin_inff()), clipped);
+    constexpr float kPowers[] = {0x1.5f3e52p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f,
+                                 0x1.ebfbdcp-3f,  0x1.62e430p-1f, 1.0f};
+    Native f[N], p[N];
+    NativeInt n[N];
+#define SPECDEC_EACH_VECTOR(step) _Pragma("GCC unroll 4") for (int i = 0; i < N; ++i) step
+    SPECDEC_EACH_VECTOR(f[i] = x[i] + spread<Native>(kRound));
+    SPECDEC_EACH_VECTOR(n[i] = (as_bits(f[i]) << 23) + (127 << 23));  // of f, only n is left
+    SPECDEC_EACH_VECTOR(f[i] = x[i] - (f[i] - spread<Native>(kRound)));
+    SPECDEC_EACH_VECTOR(p[i] = spread<Native>(0x1.41fbbcp-13f));
+    _Pragma("GCC unroll 6") for (float power : kPowers) {
+        SPECDEC_EACH_VECTOR(p[i] = fma(p[i], f[i], spread<Native>(power)));
+    }
+    SPECDEC_EACH_VECTOR(p[i] = p[i] * as_floats(n[i]));
+    SPECDEC_EACH_VECTOR(x[i] = select(x[i] < -125.0f, Native{}, p[i]));
+#undef SPECDEC_EACH_VECTOR
+}
+SPECDEC_SIMD Native exp2_nonpositive(Native x) {
+    Native one[1] = {x};
+    exp2_nonpositive(one);
+    return one[0];
+}
+SPECDEC_SIMD V16 exp2_nonpositive(V16 x) {
+    exp2_nonpositive(x.part);
+    return x;
 }
 
 // --- Softmax rows: 2^(d * c) for d * c <= 0 --------------------------------------------------------

@@ -6,14 +6,14 @@
 #include <cstring>
 #include <vector>
 
-#include "params.h"
+#include "cpu_tile.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int kGroupRows = 96;             // packed rows that share a gathered tile
-constexpr int64_t kGroupFloats = 1 << 18;  // of queries and outputs of a group, about the L2 cache
-constexpr int64_t kUnitGrain = 1 << 20;    // multiply-adds below which a thread is not worth waking
+constexpr int64_t kGroupFloats = 1 << 17;     // of queries and outputs of a group, an L2 cache
+constexpr int64_t kNarrowBytes = 128 * 1024;  // of K or V that few rows take from a tile at once
+constexpr int64_t kUnitGrain = 1 << 20;  // multiply-adds below which a thread is not worth waking
 
 // Packed rows first .. first + rows - 1 of KV heads head .. head + heads - 1 of one request. Packed
 // row m of a KV head is row m / share of the request, query head m % share of the `share` query heads
@@ -24,6 +24,7 @@ struct Group {
     int64_t row_begin, row_count;  // of the request, in q and out
     int64_t first;
     int rows;
+    int lanes;         // rows that there is memory for
     int64_t limit;     // places that its last row sees: nothing behind is read
     int64_t segments;  // units of the group
     int64_t first_unit;
@@ -32,6 +33,7 @@ struct Group {
         nullptr;         // a State per segment and head, where several threads share the group
     int64_t folded = 0;  // leading segments that are already folded into the first of them
 
+    bool narrow() const { return rows <= kNarrowRows; }
     int64_t row(int64_t m) const { return row_begin + (first + m) / share; }
     int64_t query_head(int64_t h, int64_t m) const {
         return (head + h) * share + (first + m) % share;
@@ -41,7 +43,7 @@ struct Group {
 struct Plan {
     std::vector<Group> groups;
     int64_t units = 0, cost = 0;
-    int64_t most_rows = 0;  // of a group, over its heads
+    int64_t most_lanes = 0;  // of a group, over its heads
 };
 
 inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
@@ -71,27 +73,34 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
     const int64_t kv_heads = p.k_cache.size[2], share = p.q.size[1] / kv_heads;
     const int64_t width = p.k_cache.size[3] + p.v_cache.size[3];
     const int64_t packed = (end - begin) * share;
-    const int64_t chunks = (packed + kGroupRows - 1) / kGroupRows;
+    const int64_t vectors = (packed + kNativeLanes - 1) / kNativeLanes;
+    const int64_t chunks = (vectors + kWideVectors - 1) / kWideVectors;
+    const auto bound = [&](int64_t i) {  // of chunks: whole vectors, as evenly as they go
+        return i == chunks ? packed : vectors * i / chunks * kNativeLanes;
+    };
     for (int64_t i = 0; i < chunks; ++i) {
         Group g{};
         g.request = b;
         g.share = share;
         g.row_begin = begin;
         g.row_count = end - begin;
-        g.first = packed * i / chunks;
-        g.rows = static_cast<int>(packed * (i + 1) / chunks - g.first);
+        g.first = bound(i);
+        g.rows = static_cast<int>(bound(i + 1) - g.first);
+        g.lanes = g.narrow() ? g.rows : (g.rows + kNativeLanes - 1) / kNativeLanes * kNativeLanes;
         g.limit = visible_places(p, g, g.rows - 1);
         g.segments = (g.limit + kSegmentTokens - 1) / kSegmentTokens;
-        const int64_t most = clamp(kGroupFloats / (g.rows * width), 1, step);
+        const int64_t bytes = kTile * (width / 2) * dtype_size(p.dtype);
+        const int64_t fit = g.narrow() ? kNarrowBytes / bytes : kGroupFloats / (g.lanes * width);
+        const int64_t most = clamp(fit, 1, step);
         for (g.head = 0; g.head < kv_heads; g.head += g.heads) {
             g.heads = clamp(kv_heads - g.head, 1, most);
             g.first_unit = plan.units;
-            // Gathering a tile costs about as much as multiplying it with a dozen rows.
+            // Widening a tile costs about as much as multiplying it with a few rows.
             const int64_t places = g.segments > 0 ? g.limit / g.segments + 1 : 0;
-            g.cost = g.heads * places * (g.rows + 12) * width;
+            g.cost = g.heads * places * (g.narrow() ? 12 : g.lanes + 4) * width;
             plan.units += g.segments;
             plan.cost += g.segments * g.cost;
-            if (plan.most_rows < g.heads * g.rows) plan.most_rows = g.heads * g.rows;
+            if (plan.most_lanes < g.heads * g.lanes) plan.most_lanes = g.heads * g.lanes;
             plan.groups.push_back(g);
             for (int64_t m = 0; m < g.rows && g.segments == 0; ++m) {
                 for (int64_t h = 0; h < g.heads; ++h) clear_output(p, g.row(m), g.query_head(h, m));
