@@ -470,6 +470,21 @@ def test_unsupported_head_dims_are_named(backend, head_dim):
         backend.ops.verify_attention(q, cache, cache, table, cu_rows, cu_rows[1:], max_rows=1)
 
 
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_past_max_rows_are_not_computed(backend, mask, dtype):
+    rows = [5, 0, 3, 1]
+    case = make(rows, [600, 0, 20, 9], dtype=dtype, spare_rows=1)
+    whole = run(backend, case, mask=mask, max_rows=5)
+    places = [place for n in rows for place in range(n)] + [10**9]  # row's number in its request
+    for max_rows in range(5):
+        out, lse = run(backend, case, mask=mask, max_rows=max_rows)
+        computed = torch.tensor([place < max_rows for place in places])
+        assert_same(out[computed], whole[0][computed], f"max_rows {max_rows}")
+        assert_same(lse[computed], whole[1][computed], f"max_rows {max_rows}")
+        assert (out[~computed] == 0).all() and (lse[~computed] == -INF).all()
+
+
 def test_inputs_stay_as_they_are(backend):
     case = make([3, 2], [70, 20], dtype=torch.float16, spare_rows=1)
     copies = [t.clone() for t in case]

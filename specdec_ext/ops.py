@@ -119,7 +119,8 @@ def verify_attention(
         cu_rows: int32 ``[B+1]``, non-decreasing; a request may have no rows.
         seq_lens: int32 ``[B]``, all places of the request including this pass's rows, which are the
             last ones. Places below 0 do not exist.
-        max_rows: at least the largest number of rows of a request.
+        max_rows: at least the largest number of rows of a request; rows past it are not computed: 0 and
+            -inf.
         scale: factor of the scores; None is ``D ** -0.5``.
         mask: "causal" (a row sees the places up to its own) or "full" (all rows of the request see
             all its places).
