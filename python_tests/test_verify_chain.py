@@ -465,7 +465,11 @@ def test_errors_name_op_argument_wanted_got(backend):
     case = random_case(3, 20, 2, seed=16)
     rows = case["target_logits"].shape[0]
     bad = [
-        ("method", "block", r'verify_chain: method: wanted "token", got "block"'),
+        (
+            "method",
+            "greedy",
+            r'verify_chain: method: wanted "token", .* or "typical", got "greedy"',
+        ),
         ("target_logits", case["target_logits"][0], r"target_logits: wanted shape \[R, >= vocab"),
         (
             "target_logits",
@@ -485,10 +489,19 @@ def test_errors_name_op_argument_wanted_got(backend):
         ("seeds", case["seeds"].int(), r"seeds: wanted dtype int64, got int32"),
         ("seeds", case["seeds"][:2], r"seeds: wanted size 3 \(B of cu_rows\)"),
         ("positions", case["positions"].float(), r"positions: wanted dtype int32 or int64"),
-        ("max_drafts", -1, r"max_drafts: wanted a number >= 0, got -1"),
+        ("max_drafts", -1, r"max_drafts: wanted a number from 0 to .*, got -1"),
         ("max_drafts", 3, r"draft_logits: wanted size 3 \(max_drafts\)"),
         ("draft_logits", case["draft_logits"][..., :19], r"draft_logits: wanted at least 20"),
-        ("draft_logits", case["draft_logits"].transpose(1, 2), r"draft_logits: wanted size 2"),
+        (
+            "draft_logits",
+            case["draft_logits"][:, :1],
+            r"draft_logits: wanted size 2 \(max_drafts\)",
+        ),
+        (
+            "draft_logits",
+            case["draft_logits"].mT,
+            r"draft_logits: wanted at least 20 .*dimension 2",
+        ),
         ("draft_rows", case["draft_rows"].long(), r"draft_rows: wanted dtype int32"),
         ("draft_rows", case["draft_rows"][:1], r"draft_rows: wanted size 3"),
         ("draft_temperature", case["draft_temperature"].half(), r"draft_temperature: wanted dtype"),
