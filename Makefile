@@ -4,6 +4,11 @@
 #   PYTHON=python3.12        interpreter to use (>= 3.10)
 #   SPECDEC_CUDA=auto|0|1    CUDA kernels in the installed package (default: auto with a GPU, else 0)
 #   CUDA_ARCHS="90-real"     architectures that `make check-cuda` compiles
+#   MAX_JOBS=4               compilers at a time (default: number of cores)
+
+# For pipefail: a test run whose lines get a prefix must still fail.
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,11 +17,15 @@ PY := $(BIN)/python
 CUDA_ARCHS ?= 80-real;90-real;100-real;120
 SPECDEC_CUDA ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo auto || echo 0)
 export SPECDEC_CUDA
+MAX_JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+export MAX_JOBS
 
 CXX_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py
 EMU_SOURCES := $(CXX_SOURCES) $(shell find cpp_tests/cuda_on_cpu -type f -not -name '*.py*')
 PYTEST := $(PY) -m pytest
 EMU_LIBS := build/emu/stamp
+# Names the lines of two test runs that share the terminal, as they come.
+named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
 .PHONY: help demo test bench lint format test-cpu test-emulated test-python test-asan check-cuda seeded-bugs wheel-matrix clean
 
@@ -33,7 +42,7 @@ demo: $(VENV)/package $(VENV)/examples
 	$(PY) examples/generate.py $(ARGS)
 
 test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	$(MAKE) -j 2 --output-sync=target test-cpu test-emulated
+	$(MAKE) -j 2 test-cpu test-emulated
 	$(MAKE) test-asan
 	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
 	$(MAKE) check-cuda
@@ -41,10 +50,10 @@ test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
 # Two halves that run side by side: CPU kernels and everything without a backend, and the CUDA kernels
 # on the emulator.
 test-cpu: $(VENV)/package $(VENV)/tests $(VENV)/examples
-	SPECDEC_BACKENDS=cpu $(PYTEST) python_tests
+	SPECDEC_BACKENDS=cpu $(PYTEST) python_tests $(call named,cpu)
 
 test-emulated: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	SPECDEC_BACKENDS=emu,emu_hooks $(PYTEST) python_tests cpp_tests -k emu
+	SPECDEC_BACKENDS=emu,emu_hooks $(PYTEST) python_tests cpp_tests -k emu $(call named,emu)
 
 # Quick loop for developers: only the Python tests, arguments through ARGS.
 test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
@@ -107,7 +116,7 @@ $(EMU_LIBS): $(VENV)/torch $(EMU_SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emu -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
 		-DSPECDEC_CUDA=0 -DSPECDEC_PYBIND=OFF -DSPECDEC_EMU=ON >build/emu-configure.log 2>&1 \
 		|| { mkdir -p build; cat build/emu-configure.log; exit 1; }
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --target specdec_emu
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --target specdec_emu --parallel $(MAX_JOBS)
 	@touch $@
 
 clean:

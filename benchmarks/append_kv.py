@@ -12,26 +12,29 @@ KV_HEADS, HEAD_DIM, PAGE, PAGES = 8, 128, 16, 2048
 def bench(harness):
     on = harness.device
     g = torch.Generator().manual_seed(0)
+    shape = (PAGES, PAGE, KV_HEADS, HEAD_DIM)
+    k_cache, v_cache = torch.zeros(2, *shape, dtype=torch.bfloat16, device=on)
+    # Other rows and other places in every call, through all of the cache: a model's next layer finds
+    # none of them in the processor's caches.
+    some = torch.randn(2, 4096, KV_HEADS, HEAD_DIM, generator=g).bfloat16()
+    every_k, every_v = some.repeat(1, PAGES * PAGE // 4096, 1, 1).to(on)
+    every_slot = torch.randperm(PAGES * PAGE, generator=g).to(on)
     for rows in (8, 64, 512):
-        k, v = torch.randn(2, rows, KV_HEADS, HEAD_DIM, generator=g).bfloat16().to(on)
-        shape = (PAGES, PAGE, KV_HEADS, HEAD_DIM)
-        k_cache, v_cache = torch.zeros(2, *shape, dtype=torch.bfloat16, device=on)
-        # Other places in every call, as in a growing cache.
-        inputs = [
-            torch.randperm(PAGES * PAGE, generator=g)[:rows].to(on)
-            for _ in range(max(2, 512 // rows))
-        ]
+        inputs = list(zip(*(t.split(rows) for t in (every_k, every_v, every_slot)), strict=True))
 
-        def ours(slots, k=k, v=v, k_cache=k_cache, v_cache=v_cache):
+        def ours(call):
+            k, v, slots = call
             specdec_ext.append_kv(k, v, k_cache, v_cache, slots)
 
-        def index_put(slots, k=k, v=v, k_cache=k_cache, v_cache=v_cache):
+        def index_put(call):
+            k, v, slots = call
             k_cache.view(-1, KV_HEADS, HEAD_DIM)[slots] = k
             v_cache.view(-1, KV_HEADS, HEAD_DIM)[slots] = v
 
-        def check(ours=ours, k=k, v=v, k_cache=k_cache, v_cache=v_cache, slots=inputs[0]):
-            wanted = oracle.append_kv(k.cpu(), v.cpu(), k_cache.cpu(), v_cache.cpu(), slots.cpu())
-            ours(slots)
+        def check(call=inputs[0], ours=ours):
+            k, v, slots = (t.cpu() for t in call)
+            wanted = oracle.append_kv(k, v, k_cache.cpu(), v_cache.cpu(), slots)
+            ours(call)
             assert_same(k_cache.cpu(), wanted[0], "k_cache")
             assert_same(v_cache.cpu(), wanted[1], "v_cache")
 

@@ -7,6 +7,7 @@
         ours=lambda row: ...,
         peers={"torch softmax + multinomial": lambda row: ...},
         bytes=4 * 151936,                  # what must be read and written at least
+        flops=0,                           # multiplications and additions that cannot be avoided
         check=lambda: ...,                 # raises when the result is wrong: no time without it
         target=50.0,                       # ratio to the best peer that is aimed at, or None
     )
@@ -14,8 +15,10 @@
 
 Contenders are called in turn, in changing order, `repeats` times; each turn is long enough to time.
 A ratio is the median over the turns of peer / ours, so that a machine that slows down for a while
-slows both. The floor is `bytes` over the read bandwidth measured in the same run at the same number
-of threads. No number here comes from another run or another machine.
+slows both. There are two floors, from peaks measured in the same run at the same number of threads:
+`bytes` over the memory bandwidth (the faster of a sum and a copy of a buffer that no cache holds; inputs
+must be rotated through more memory than that, or the floor means nothing), and `flops` over what torch's
+float32 matrix product reaches (on a GPU: of `dtype`). No number here comes from another run or machine.
 """
 
 import json
@@ -45,7 +48,7 @@ class Harness:
         self.device, self.repeats = torch.device(device), repeats
         self.threads = list(threads) if self.device.type == "cpu" else [torch.get_num_threads()]
         self.rows = []
-        self._bandwidth = {}
+        self._bandwidth, self._peak = {}, {}
 
     # --- Measuring ------------------------------------------------------------------------------
     def _sync(self):
@@ -71,7 +74,30 @@ class Harness:
             self._bandwidth[threads] = (x.nbytes / min(read), 2 * x.nbytes / min(copy))
         return self._bandwidth[threads]
 
-    def case(self, op, name, *, ours, peers, bytes, check, inputs=(None,), target=None):
+    def peak_flops(self, threads, dtype):
+        """Floating point operations per second of a large matrix product. CPU kernels compute in float32."""
+        dtype = torch.float32 if self.device.type == "cpu" else dtype
+        if (threads, dtype) not in self._peak:
+            n = 1024 if self.device.type == "cpu" else 8192
+            x = torch.randn(n, n, device=self.device).to(dtype)
+            seconds = [self._seconds(lambda _: torch.mm(x, x), 1, [None], 0) for _ in range(9)]
+            self._peak[threads, dtype] = 2 * n**3 / min(seconds)
+        return self._peak[threads, dtype]
+
+    def case(
+        self,
+        op,
+        name,
+        *,
+        ours,
+        peers,
+        bytes,
+        check,
+        inputs=(None,),
+        target=None,
+        flops=0,
+        dtype=torch.float32,
+    ):
         """Checks, then measures at every number of threads, and prints a line each."""
         check()
         contenders = {"ours": ours, **peers}
@@ -79,6 +105,7 @@ class Harness:
             if self.device.type == "cpu":
                 torch.set_num_threads(threads)
             read, copy = self.bandwidth(threads)
+            peak = self.peak_flops(threads, dtype) if flops else None
             calls = {}
             for key, fn in contenders.items():
                 self._seconds(fn, 1, inputs, 0)
@@ -97,9 +124,11 @@ class Harness:
                 "us": statistics.median(times["ours"]) * 1e6,
                 "us_best": min(times["ours"]) * 1e6,
                 "us_worst": max(times["ours"]) * 1e6,
-                "floor_us": bytes / read * 1e6,
+                "floor_us": bytes / max(read, copy) * 1e6,
+                "flop_floor_us": flops / peak * 1e6 if flops else None,
                 "read_gb_per_s": read / 1e9,
                 "copy_gb_per_s": copy / 1e9,
+                "peak_gflops": peak / 1e9 if flops else None,
                 "peers": {
                     key: {
                         "us": statistics.median(times[key]) * 1e6,
@@ -145,9 +174,14 @@ def _line(row):
     peers = "  ".join(f"{p['ratio']:.1f}x {key}" for key, p in row["peers"].items())
     return (
         f"{row['op']:18} {row['case']:34} {row['threads']}t {row['us']:9.1f} us "
-        f"({row['us_best']:.1f}..{row['us_worst']:.1f}), floor {row['floor_us']:.1f} us   {peers}"
+        f"({row['us_best']:.1f}..{row['us_worst']:.1f}), floor {_floors(row)} us   {peers}"
         + (f"   [aim {row['target']:.0f}x]" if row["target"] else "")
     )
+
+
+def _floors(row):
+    flops = row.get("flop_floor_us")
+    return f"{row['floor_us']:.1f}" + (f", arithmetic {flops:.1f}" if flops else "")
 
 
 def markdown(machine, rows):
@@ -163,6 +197,6 @@ def markdown(machine, rows):
         aim = f"{row['target']:.0f} x" if row["target"] else ""
         lines.append(
             f"| `{row['op']}` | {row['case']} | {row['threads']} | {row['us']:.1f} "
-            f"({row['us_best']:.1f}..{row['us_worst']:.1f}) | {row['floor_us']:.1f} | {peers} | {aim} |"
+            f"({row['us_best']:.1f}..{row['us_worst']:.1f}) | {_floors(row)} | {peers} | {aim} |"
         )
     return "\n".join(lines) + "\n"

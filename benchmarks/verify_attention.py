@@ -4,6 +4,9 @@ the same, heads of Llama-3.1-8B and Qwen3-8B (32 query heads, 8 KV heads, head_d
 torch gets K and V gathered from their pages and turned to [1, Hkv, places, D] for nothing, and its
 masks ready made; ours reads the pages. is_causal aligns the first row with the first key, so it
 computes something else here and cannot be used; a single row needs no mask.
+
+With several rows the CPU is bound by arithmetic, not by memory: 4 Hq D operations per row and place, so
+the floor of arithmetic is printed beside that of memory.
 """
 
 import torch
@@ -99,6 +102,8 @@ def bench(harness):
             ours=ours,
             peers=peers,
             bytes=2 * places * KV_HEADS * HEAD_DIM * size + 2 * rows * HEADS * HEAD_DIM * size,
+            flops=4 * HEADS * HEAD_DIM * (rows * places - rows * (rows - 1) // 2),
+            dtype=dtype,
             check=check,
             target=target,
         )

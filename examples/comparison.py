@@ -44,9 +44,8 @@ class Comparison:
 
     @property
     def speedup_over_transformers(self) -> float | None:
-        if self.transformers is None:
-            return None
-        return self.speculative.tokens_per_second / self.transformers.tokens_per_second
+        speed = self.transformers and self.transformers.tokens_per_second
+        return self.speculative.tokens_per_second / speed if speed else None
 
 
 def merge(name: str, comparisons: list[Comparison]) -> Comparison:

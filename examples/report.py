@@ -25,6 +25,7 @@ def table_section(comparison: Comparison) -> list[list[str]]:
     """One workload: its name, then plain decoding, speculative decoding and transformers."""
     plain, speculative = comparison.plain, comparison.speculative
     baseline = comparison.transformers
+    baseline_speed = baseline.tokens_per_second if baseline else None
 
     def row(decoding: str, run: Generation, same: str) -> list[str]:
         return [
@@ -34,7 +35,7 @@ def table_section(comparison: Comparison) -> list[list[str]]:
             f"{run.accepted_length:.2f}",
             str(run.rounds),
             f"{run.tokens_per_second / plain.tokens_per_second:.2f}",
-            f"{run.tokens_per_second / baseline.tokens_per_second:.2f}" if baseline else "-",
+            f"{run.tokens_per_second / baseline_speed:.2f}" if baseline_speed else "-",
             same,
         ]
 
@@ -46,9 +47,11 @@ def table_section(comparison: Comparison) -> list[list[str]]:
     ]
     if baseline:
         tokens = sum(map(len, baseline.output_ids))
-        ratio = f"{baseline.tokens_per_second / plain.tokens_per_second:.2f}"
-        speed = f"{baseline.tokens_per_second:.1f}"
-        rows.append(["  transformers", str(tokens), speed, "", "", ratio, "1.00", ""])
+        figures = ["-", "", "", "-", "-"]
+        if baseline_speed:
+            ratio = f"{baseline_speed / plain.tokens_per_second:.2f}"
+            figures = [f"{baseline_speed:.1f}", "", "", ratio, "1.00"]
+        rows.append(["  transformers", str(tokens), *figures, ""])
     return rows
 
 
@@ -88,6 +91,7 @@ def comparison_figures(comparison: Comparison, decode) -> dict:
         "speedup_over_transformers": comparison.speedup_over_transformers,
         "identical_to_plain": comparison.identical,
         "texts": [decode(ids) for ids in comparison.speculative.output_ids],
+        "texts_plain": [decode(ids) for ids in comparison.plain.output_ids],
     }
     if baseline:
         figures["transformers"] = {

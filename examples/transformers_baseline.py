@@ -16,8 +16,9 @@ class BaselineGeneration:
     decoded_tokens: int  # tokens that came out in that time
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.decoded_tokens / self.decode_seconds
+    def tokens_per_second(self) -> float | None:
+        """None where the prompt pass ended every request: there was nothing to time."""
+        return self.decoded_tokens / self.decode_seconds if self.decoded_tokens else None
 
 
 class _StepClock:

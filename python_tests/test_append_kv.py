@@ -124,6 +124,24 @@ def test_fp8_cache(backend, dtype, scales):
     assert_same(got[1], wanted[1], "v_cache")
 
 
+@pytest.mark.parametrize("of_k, of_v", [(1, 3), (3, 1), (3, None), (None, 3), (1, None)])
+def test_k_and_v_scales_of_different_kinds(backend, of_k, of_v):
+    """One scale for the tensor on one side, one per head (or none) on the other."""
+    g = torch.Generator().manual_seed(9)
+    k, v, k_cache, v_cache, slots = oracle.random_case(g, rows=20, pages=11)
+    k_cache, v_cache = k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn)
+    given = {"k_scale": torch.tensor([0.3, 5.0, 21.0]), "v_scale": torch.tensor([0.02, 1.5, 7.0])}
+    given = {
+        name: scale[:n]
+        for (name, scale), n in zip(given.items(), (of_k, of_v), strict=True)
+        if n is not None
+    }
+    wanted = oracle.append_kv(k, v, k_cache, v_cache, slots, **given)
+    got = run(backend, k, v, k_cache.clone(), v_cache.clone(), slots, **given)
+    assert_same(got[0], wanted[0], "k_cache")
+    assert_same(got[1], wanted[1], "v_cache")
+
+
 def test_every_fp8_rounding(backend):
     """All fp16 values, so every code, every tie and both saturations."""
     values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
@@ -171,7 +189,12 @@ def test_errors_name_op_argument_wanted_got(backend):
             (k[0], v, k_cache, v_cache, slots),
             r"append_kv: k: wanted shape \[R, Hkv, D\], got \[3, 64\]",
         ),
-        ((k, v.double(), k_cache, v_cache, slots), r"append_kv: v: wanted dtype float32, got"),
+        (
+            (k, v.double(), k_cache, v_cache, slots),
+            r"append_kv: v: wanted dtype float32, got float64",
+        ),
+        ((k.to(torch.complex64), v, k_cache, v_cache, slots), r"k: wanted .*, got complex64"),
+        ((k, v, k_cache, v_cache, slots.short()), r"slots: wanted .*, got int16"),
         ((k, v[:-1], k_cache, v_cache, slots), r"append_kv: v: wanted size 7 \(R of k\)"),
         (
             (k, v, k_cache.half(), v_cache, slots),
@@ -189,7 +212,7 @@ def test_errors_name_op_argument_wanted_got(backend):
         ((k, v, k_cache, v_cache, slots[:-1]), r"slots: wanted size 7 \(R of k\)"),
         (
             (k.transpose(1, 2).contiguous().transpose(1, 2), v, k_cache, v_cache, slots),
-            r"k: wanted stride 1",
+            r"k: wanted stride 1 in the last dimension, got strides \[192, 1, 3\] of shape \[7, 3, 64\]",
         ),
     ]
     for arguments, message in bad:

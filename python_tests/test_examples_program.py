@@ -93,6 +93,9 @@ def test_the_demo_shows_rounds_and_ends_with_the_table(short_prompts, tmp_path):
     ]
     for workload in figures["workloads"]:
         plain, fast = workload["plain"], workload["speculative"]
+        assert len(workload["texts_plain"]) == len(workload["texts"]) == len(workload["prompts"])
+        if workload["identical_to_plain"]:
+            assert workload["texts_plain"] == workload["texts"]
         assert plain["accepted_length"] == 1.0
         assert fast["accepted_length"] >= 1.0
         ratio = fast["tokens_per_second"] / plain["tokens_per_second"]
@@ -120,6 +123,19 @@ def test_prompts_of_the_command_line_fill_the_batch(tmp_path):
     assert workload["temperature"] == 1.0
     assert workload["identical_to_plain"] is None
     assert "note: " in stream.getvalue()
+
+
+def test_one_new_token_is_nothing_to_time(tmp_path):
+    out = tmp_path / "figures.json"
+    session, stream = session_with(
+        ["--prompt", "one two", "--max-new-tokens", "1", "--json", str(out)], with_transformers=True
+    )
+    assert generate.run_prompts(session) == 0
+    (workload,) = json.loads(out.read_text())["workloads"]
+    assert workload["speculative"]["tokens"] == workload["transformers"]["tokens"] == 1
+    assert workload["transformers"]["tokens_per_second"] is None
+    assert workload["speedup_over_transformers"] is None
+    assert "transformers" in stream.getvalue()
 
 
 def lying(generate_method):

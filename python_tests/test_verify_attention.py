@@ -428,10 +428,14 @@ def test_errors_name_op_argument_wanted_got(backend):
             backend.ops.verify_attention(*changed, **{"max_rows": 2, **options})
 
     wrong(q, lambda t: t[0], r"q: wanted shape \[R, Hq, D\], got \[4, 64\]")
-    wrong(q, lambda t: t.double(), "q: wanted dtype float32 or float16 or bfloat16, got")
+    wrong(q, lambda t: t.double(), "q: wanted dtype float32 or float16 or bfloat16, got float64")
     wrong(q, lambda t: t[:, :3], "q: wanted Hq a multiple of Hkv of k_cache, got 3 and 2")
     wrong(q, lambda t: t.half(), "k_cache: wanted dtype float16, got float32")
-    wrong(q, lambda t: t.mT.contiguous().mT, "q: wanted stride 1 in the last dimension")
+    wrong(
+        q,
+        lambda t: t.mT.contiguous().mT,
+        r"q: wanted stride 1 in the last dimension, got strides \[256, 1, 4\]",
+    )
     wrong(k, lambda t: t[0], r"k_cache: wanted shape \[num_pages, page_size, Hkv, D\]")
     wrong(k, lambda t: t[..., :32], r"k_cache: wanted size 64 \(D of q\) in dimension 3")
     wrong(v, lambda t: t[1:], "v_cache: wanted size . .num_pages of k_cache.")
@@ -444,9 +448,13 @@ def test_errors_name_op_argument_wanted_got(backend):
     wrong(cu_rows, lambda t: t.long(), "cu_rows: wanted dtype int32, got int64")
     wrong(seq_lens, lambda t: t.float(), "seq_lens: wanted dtype int32, got float32")
     wrong(seq_lens, lambda t: t[:, None], r"seq_lens: wanted shape \[B\]")
-    wrong(None, None, "max_rows: wanted at least 0, got -1", max_rows=-1)
+    wrong(None, None, "max_rows: wanted a number from 0 to 2.31 - 1, got -1", max_rows=-1)
+    for absurd in (2**31, 2**40, 2**62, 2**63 - 1):
+        wrong(None, None, f"max_rows: wanted a number .*, got {absurd}", max_rows=absurd)
     wrong(None, None, 'mask: wanted "causal" or "full", got "tree"', mask="tree")
-    wrong(None, None, "scale: wanted a finite number, got inf", scale=INF)
+    wrong(None, None, "scale: wanted a number that is finite in float32, got inf", scale=INF)
+    wrong(None, None, r"scale: wanted .* finite in float32, got 1e\+39", scale=1e39)
+    wrong(None, None, r"scale: wanted .* finite in float32, got nan", scale=float("nan"))
     big = torch.zeros(1, 257, 2, 64, device=backend.device)
     with pytest.raises(RuntimeError, match="k_cache: wanted a page_size of 1 .. 256, got 257"):
         backend.ops.verify_attention(case[0], big, big, *case[3:], max_rows=2)
@@ -460,6 +468,21 @@ def test_unsupported_head_dims_are_named(backend, head_dim):
     cu_rows = torch.tensor([0, 1], dtype=torch.int32, device=backend.device)
     with pytest.raises(RuntimeError, match=f"k_cache: wanted .*head_dim.*, got {head_dim}"):
         backend.ops.verify_attention(q, cache, cache, table, cu_rows, cu_rows[1:], max_rows=1)
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_past_max_rows_are_not_computed(backend, mask, dtype):
+    rows = [5, 0, 3, 1]
+    case = make(rows, [600, 0, 20, 9], dtype=dtype, spare_rows=1)
+    whole = run(backend, case, mask=mask, max_rows=5)
+    places = [place for n in rows for place in range(n)] + [10**9]  # row's number in its request
+    for max_rows in range(5):
+        out, lse = run(backend, case, mask=mask, max_rows=max_rows)
+        computed = torch.tensor([place < max_rows for place in places])
+        assert_same(out[computed], whole[0][computed], f"max_rows {max_rows}")
+        assert_same(lse[computed], whole[1][computed], f"max_rows {max_rows}")
+        assert (out[~computed] == 0).all() and (lse[~computed] == -INF).all()
 
 
 def test_inputs_stay_as_they_are(backend):

@@ -35,6 +35,24 @@ def test_numbers_of_drafts(backend, max_drafts):
     check(backend, random_case(5 if backend.emulated else 30, 50, max_drafts, seed=max_drafts))
 
 
+@pytest.mark.parametrize("draft_row", [5, 6, 7, 2**31 - 1, -1, -(2**31)])
+def test_draft_rows_outside_draft_logits_are_one_hot(backend, draft_row):
+    """5 is the last of six rows, 6 the first that is not there."""
+    case = random_case(12, 40, 3, seed=21)
+    case.pop("draft_is_one_hot", None)
+    case["draft_logits"] = case["draft_logits"][:6].clone()
+    case["draft_rows"] = torch.full((12,), draft_row, dtype=torch.int32)
+    out = run(backend, case)
+    one_hot = {k: v for k, v in case.items() if not k.startswith("draft_")}
+    if draft_row == 5:
+        last = case | {"draft_logits": case["draft_logits"][5:].expand(12, 3, -1).contiguous()}
+        last["draft_rows"] = None
+        assert_equal(out, run(backend, last))
+        assert out[0].tolist() != run(backend, one_hot)[0].tolist()
+    else:
+        assert_equal(out, run(backend, one_hot))
+
+
 def test_large_vocabulary(backend):
     case = random_case(2 if backend.emulated else 12, 151936, 2, seed=3, dtype=torch.bfloat16)
     check(backend, case)
@@ -447,7 +465,11 @@ def test_errors_name_op_argument_wanted_got(backend):
     case = random_case(3, 20, 2, seed=16)
     rows = case["target_logits"].shape[0]
     bad = [
-        ("method", "greedy", r'method: wanted "token", "block", "sampled" or "typical", got "greedy"'),
+        (
+            "method",
+            "greedy",
+            r'verify_chain: method: wanted "token", .* or "typical", got "greedy"',
+        ),
         ("target_logits", case["target_logits"][0], r"target_logits: wanted shape \[R, >= vocab"),
         (
             "target_logits",
@@ -470,7 +492,16 @@ def test_errors_name_op_argument_wanted_got(backend):
         ("max_drafts", -1, r"max_drafts: wanted a number from 0 to .*, got -1"),
         ("max_drafts", 3, r"draft_logits: wanted size 3 \(max_drafts\)"),
         ("draft_logits", case["draft_logits"][..., :19], r"draft_logits: wanted at least 20"),
-        ("draft_logits", case["draft_logits"].transpose(1, 2), r"draft_logits: wanted size 2"),
+        (
+            "draft_logits",
+            case["draft_logits"][:, :1],
+            r"draft_logits: wanted size 2 \(max_drafts\)",
+        ),
+        (
+            "draft_logits",
+            case["draft_logits"].mT,
+            r"draft_logits: wanted at least 20 .*dimension 2",
+        ),
         ("draft_rows", case["draft_rows"].long(), r"draft_rows: wanted dtype int32"),
         ("draft_rows", case["draft_rows"][:1], r"draft_rows: wanted size 3"),
         ("draft_temperature", case["draft_temperature"].half(), r"draft_temperature: wanted dtype"),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 from torch import Tensor
 
+from specdec_ext._fakes import CONTROLS, fake
+
 if TYPE_CHECKING:
     from typing import Unpack
 
@@ -69,7 +71,16 @@ def append_kv(
     _ops.append_kv(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
 
 
-@torch.library.register_fake("specdec::append_kv")
+@fake(
+    "append_kv",
+    k="float [R, Hkv, D]",
+    v="k [R, Hkv, Dv]",
+    k_cache="cache [num_pages, page_size, Hkv, D]",
+    v_cache="k_cache [num_pages, page_size, Hkv, Dv]",
+    slots="index [R]",
+    k_scale="float32 [any]",
+    v_scale="float32 [any]",
+)
 def _append_kv_fake(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None):
     return None
 
@@ -108,7 +119,8 @@ def verify_attention(
         cu_rows: int32 ``[B+1]``, non-decreasing; a request may have no rows.
         seq_lens: int32 ``[B]``, all places of the request including this pass's rows, which are the
             last ones. Places below 0 do not exist.
-        max_rows: at least the largest number of rows of a request.
+        max_rows: at least the largest number of rows of a request; rows past it are not computed: 0 and
+            -inf.
         scale: factor of the scores; None is ``D ** -0.5``.
         mask: "causal" (a row sees the places up to its own) or "full" (all rows of the request see
             all its places).
@@ -134,7 +146,15 @@ def verify_attention(
     )
 
 
-@torch.library.register_fake("specdec::verify_attention")
+@fake(
+    "verify_attention",
+    q="float [R, Hq, D]",
+    k_cache="q [num_pages, page_size, Hkv, D]",
+    v_cache="q [num_pages, page_size, Hkv, Dv]",
+    seq_lens="int32 [B]",
+    block_table="int32 [B, P]",
+    cu_rows="int32 [B+1]",
+)
 def _verify_attention_fake(
     q, k_cache, v_cache, block_table, cu_rows, seq_lens, *, max_rows, scale=None, mask="causal"
 ):
@@ -228,7 +248,13 @@ def sample(
     return _ops.sample(logits, seeds, positions, vocab_size=vocab_size, **controls)
 
 
-@torch.library.register_fake("specdec::sample")
+@fake(
+    "sample",
+    logits="float [B, >= vocab_size]",
+    seeds="int64 [B]",
+    positions="index [B]",
+    **{**CONTROLS, "bitmask_rows": "int32 [B]"},
+)
 def _sample_fake(logits, seeds, positions, *, vocab_size, num_logprobs=-1, **controls):
     rows, top = logits.shape[0], torch.sym_max(num_logprobs, 0)
     return (
@@ -288,7 +314,8 @@ def verify_chain(
         vocab_size: V.
         draft_logits: ``[B', K, >= vocab_size]`` float32, float16 or bfloat16: row j is the one that
             draft j+1 was drawn from. None: every draft is one-hot (q(x) = 1).
-        draft_rows: int32 ``[B]``, row of draft_logits of each request, -1 for one-hot. None: row b.
+        draft_rows: int32 ``[B]``, row of draft_logits of each request; -1, and any number outside
+            ``0 .. B'-1``, is one-hot. None: row b.
         draft_temperature: float32 ``[B]``; None is 1, below 1e-5 the draft is one-hot.
         draft_is_one_hot: bool ``[B]``, requests whose drafts were chosen without chance.
         d2t: int64 ``[Vd]`` for drafters with a reduced vocabulary: target id of draft id i is
@@ -339,7 +366,20 @@ def verify_chain(
     )
 
 
-@torch.library.register_fake("specdec::verify_chain")
+@fake(
+    "verify_chain",
+    target_logits="float [R, >= vocab_size]",
+    input_ids="index [R]",
+    cu_rows="int32 [B+1]",
+    seeds="int64 [B]",
+    positions="index [B]",
+    draft_logits="float [any, max_drafts, any]",
+    draft_rows="int32 [B]",
+    draft_temperature="float32 [B]",
+    draft_is_one_hot="bool [B]",
+    d2t="int64 [Vd]",
+    **CONTROLS,
+)
 def _verify_chain_fake(
     target_logits,
     input_ids,
@@ -437,7 +477,19 @@ def verify_tree(
     )
 
 
-@torch.library.register_fake("specdec::verify_tree")
+@fake(
+    "verify_tree",
+    target_logits="float [R, >= vocab_size]",
+    input_ids="index [R]",
+    parents="int32 [R]",
+    cu_rows="int32 [B+1]",
+    seeds="int64 [B]",
+    positions="index [B]",
+    draft_logits="float [R, any]",
+    draft_temperature="float32 [B]",
+    d2t="int64 [Vd]",
+    **CONTROLS,
+)
 def _verify_tree_fake(
     target_logits,
     input_ids,
@@ -496,7 +548,7 @@ def tree_links(
     return _ops.tree_links(parents, cu_rows, max_nodes)
 
 
-@torch.library.register_fake("specdec::tree_links")
+@fake("tree_links", parents="int32 [R]", cu_rows="int32 [B+1]")
 def _tree_links_fake(parents, cu_rows, max_nodes):
     rows, batch = parents.shape[0], cu_rows.shape[0] - 1
     return (
@@ -537,7 +589,14 @@ def tree_from_mask(
     return _ops.tree_from_mask(tree_mask, cu_rows)
 
 
-@torch.library.register_fake("specdec::tree_from_mask")
+@fake("tree_from_mask", tree_mask="int32 [R, W]", cu_rows="int32 [B+1]")
 def _tree_from_mask_fake(tree_mask, cu_rows):
     rows, batch = tree_mask.shape[0], cu_rows.shape[0] - 1
     return (*(tree_mask.new_empty(rows) for _ in range(4)), tree_mask.new_empty(batch))
+
+
+# No op has a derivative. Below autograd's own fallback, outputs would claim one and fail in backward();
+# past it they say what they are: results without a graph.
+_library = torch.library.Library("specdec", "IMPL")
+for _name in op_names():
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")

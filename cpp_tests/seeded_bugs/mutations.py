@@ -1,6 +1,7 @@
 """The seeded bugs: a text of a kernel, what it becomes, and which build's tests must notice.
 
-build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the sanitizers
+build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the sanitizers; cpu: a wrong
+        result of the CPU kernels
 says    a regular expression that the failing run must print: the diagnosis, not just a failure
 objects  a regular expression of the sources to plant the bug in, where the tests need not all of them
 """
@@ -8,6 +9,7 @@ objects  a regular expression of the sources to plant the bug in, where the test
 import dataclasses
 
 import attention
+import cpu
 import trees
 
 RACE_SHARED = r"race on shared memory|uninitialised shared memory"
@@ -246,4 +248,9 @@ _CHAIN = [
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
 _TREES = [Mutation(*row) for row in trees.BUGS]
 
-ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _ATTENTION + _TREES
+_CPU = [
+    Mutation(id, file, old, new, "cpu", "", tests, *objects)
+    for id, file, old, new, tests, *objects in cpu.BUGS
+]
+
+ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _ATTENTION + _TREES + _CPU

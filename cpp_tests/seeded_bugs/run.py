@@ -1,13 +1,14 @@
 """Plants bugs in the real kernels and requires that tests or detectors catch every one.
 
     python cpp_tests/seeded_bugs/run.py                      all (make seeded-bugs)
+    python cpp_tests/seeded_bugs/run.py --sample 6           some, others with every commit
     python cpp_tests/seeded_bugs/run.py --sample 6 --seed 1  some, another choice for each seed
     python cpp_tests/seeded_bugs/run.py --only chain         those whose id contains a text
     python cpp_tests/seeded_bugs/run.py --list
 
 mutations.py is the table. Each bug is planted in a copy of csrc/; only the objects that depend on the
-changed file are compiled again, by the commands of the existing build in build/emu, and the op's own
-tests then run on the library so made. A bug is caught when they fail, with the expected diagnostic
+changed file are compiled again, by the commands of the existing build (build/emu; for CPU kernels that of the
+installed package), and the op's own tests then run on the library so made. A bug is caught when they fail, with the expected diagnostic
 where one is named. A text that no longer occurs exactly once, a compile error and a time-out are
 failures of the suite.
 """
@@ -27,13 +28,16 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("SPECDEC_EMU_DIR", ROOT / "build" / "emu"))
+CPU_BUILD = pathlib.Path(
+    os.environ.get("SPECDEC_CPU_BUILD", ROOT / "build" / f"cmake-py3{sys.version_info[1]}")
+)
 WORK = ROOT / "build" / "seeded_bugs"
 TIMEOUT_S = 300
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mutations  # noqa: E402
 
-BACKENDS = {"plain": "emu", "hooks": "emu_hooks", "asan": "emu_asan"}
+BACKENDS = {"plain": "emu", "hooks": "emu_hooks", "asan": "emu_asan", "cpu": "cpu"}
 EMULATOR_TESTS = "cpp_tests/cuda_on_cpu/tests"
 
 
@@ -50,9 +54,12 @@ class Result:
 
 
 def library_of(tests, flavour):
+    if flavour == "cpu":
+        return "_C.so"
     return f"emu_tests_{flavour}.so" if tests.startswith(EMULATOR_TESTS) else f"_C_emu_{flavour}.so"
 
 
+CPU_ISA = None  # of this machine; set by preload()
 RECIPES = {}  # by library; filled before the workers are forked
 
 
@@ -61,10 +68,11 @@ class Recipe:
 
     def __init__(self, library):
         self.library = library
+        self.build = CPU_BUILD if library == "_C.so" else BUILD
         lines = self.ninja("commands", library).splitlines()
         self.link = lines[-1]
         if f"-o {library}" not in self.link:
-            raise Broken(f"no link command of {library} in {BUILD}")
+            raise Broken(f"no link command of {library} in {self.build}")
         self.compile = {}
         for line in lines:
             if m := re.search(r" -o (\S+\.o) -c (\S+)$", line):
@@ -76,12 +84,11 @@ class Recipe:
                 target = m.group(1)
                 self.depends[target] = set()
             elif target and line.strip():
-                self.depends[target].add((BUILD / line.strip()).resolve())
+                self.depends[target].add((self.build / line.strip()).resolve())
 
-    @staticmethod
-    def ninja(tool, *args):
+    def ninja(self, tool, *args):
         done = subprocess.run(
-            ["ninja", "-C", str(BUILD), "-t", tool, *args], text=True, capture_output=True
+            ["ninja", "-C", str(self.build), "-t", tool, *args], text=True, capture_output=True
         )
         if done.returncode != 0:
             raise Broken(f"ninja -t {tool}: {done.stderr.strip() or done.stdout.strip()}")
@@ -105,15 +112,14 @@ class Recipe:
             command = self.compile[name].replace(f"{ROOT}/csrc", f"{folder}/csrc")
             command = re.sub(r" -MD -MT \S+ -MF \S+", "", command)
             new = folder / f"{i}.o"
-            run_command(command.replace(f" -o {name} ", f" -o {new} "))
+            self.run(command.replace(f" -o {name} ", f" -o {new} "))
             link = re.sub(rf"(?<=\s){re.escape(name)}(?=\s)", str(new), link)
-        run_command(link.replace(f"-o {self.library}", f"-o {folder / self.library}"))
+        self.run(link.replace(f"-o {self.library}", f"-o {folder / self.library}"))
 
-
-def run_command(command):
-    done = subprocess.run(command, shell=True, cwd=BUILD, text=True, capture_output=True)
-    if done.returncode != 0:
-        raise Broken("does not build: " + (done.stderr or done.stdout).strip()[:600])
+    def run(self, command):
+        done = subprocess.run(command, shell=True, cwd=self.build, text=True, capture_output=True)
+        if done.returncode != 0:
+            raise Broken("does not build: " + (done.stderr or done.stdout).strip()[:600])
 
 
 def plant(mutation, folder):
@@ -127,6 +133,16 @@ def plant(mutation, folder):
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "csrc", folder / "csrc")
     (folder / mutation.file).write_text(text.replace(mutation.old, mutation.new))
+
+
+def make_package(folder):
+    """The Python package beside the library in `folder`, so that `import specdec_ext` there finds both."""
+    package = folder / "specdec_ext"
+    package.mkdir()
+    for path in (ROOT / "specdec_ext").iterdir():
+        if path.is_file() and path.name != "_C.so":
+            (package / path.name).symlink_to(path)
+    (folder / "_C.so").rename(package / "_C.so")
 
 
 def pytest_arguments(tests, flavour):
@@ -146,20 +162,25 @@ def run_tests(tests, flavour, folder, log):
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     arguments = pytest_arguments(tests, flavour)
-    run = run_in_new_process if flavour == "asan" else run_in_fork
-    code, output = run(arguments, environment, log)
+    if flavour == "cpu":  # the package itself is another one, and `-m pytest` looks where it is run
+        environment["PYTHONPATH"] = str(folder)
+        code, output = run_in_new_process([], arguments, environment, log, folder)
+    elif flavour == "asan":  # the sanitizers must be loaded before Python
+        runner = [str(ROOT / "tools" / "with_asan.sh")]
+        code, output = run_in_new_process(runner, arguments, environment, log, ROOT)
+    else:
+        code, output = run_in_fork(arguments, environment, log)
     if code == 5:
         raise Broken(f"{tests} selects no test for {BACKENDS[flavour]}")
     return code == 0, output
 
 
-def run_in_new_process(arguments, environment, log):
-    """The sanitizers must be loaded before Python."""
-    command = [str(ROOT / "tools" / "with_asan.sh"), sys.executable, "-m", "pytest", *arguments]
+def run_in_new_process(runner, arguments, environment, log, folder):
+    command = [*runner, sys.executable, "-m", "pytest", *arguments]
     with log.open("w") as out:
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, **environment}, timeout=TIMEOUT_S,
+                command, cwd=folder, env={**os.environ, **environment}, timeout=TIMEOUT_S,
                 stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
@@ -198,12 +219,14 @@ def run_in_fork(arguments, environment, log):
 
 
 def preload():
+    global CPU_ISA
     sys.path.insert(0, str(ROOT))
     import pytest  # noqa: F401
     import torch
 
-    import specdec_ext  # noqa: F401
+    import specdec_ext
 
+    CPU_ISA = specdec_ext.cpu_isa()
     torch.set_num_threads(1)
 
 
@@ -227,9 +250,12 @@ def check(mutation):
     folder = WORK / mutation.id
     try:
         plant(mutation, folder)
-        RECIPES[library_of(mutation.tests, mutation.build)].make(
-            mutation.file, mutation.objects, folder
-        )
+        objects = mutation.objects
+        if mutation.build == "cpu":
+            objects = f"specdec_cpu_{CPU_ISA}.dir/.*{objects}"
+        RECIPES[library_of(mutation.tests, mutation.build)].make(mutation.file, objects, folder)
+        if mutation.build == "cpu":
+            make_package(folder)
         passed, output = run_tests(mutation.tests, mutation.build, folder, folder / "tests.log")
         if passed:
             caught, how = False, "every test passed"
@@ -248,7 +274,8 @@ def baseline(chosen):
     """The same tests pass without a bug; else a failure would prove nothing."""
     bad = []
     for tests, flavour in sorted({(m.tests, m.build) for m in chosen}):
-        passed, output = run_tests(tests, flavour, BUILD, WORK / "baseline.log")
+        folder = ROOT if flavour == "cpu" else BUILD
+        passed, output = run_tests(tests, flavour, folder, WORK / "baseline.log")
         print(f"{'ok' if passed else 'FAILS':<7} without any bug: {tests} on {flavour}", flush=True)
         if not passed:
             bad.append(output)
@@ -256,11 +283,21 @@ def baseline(chosen):
         sys.exit(bad[0])
 
 
+def commit_seed():
+    """A number that the commit fixes; 0 outside a git checkout."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--verify", "HEAD"], cwd=ROOT, text=True, capture_output=True
+    )
+    return int(done.stdout[:8], 16) if done.returncode == 0 else 0
+
+
 def select(args):
     chosen = [m for m in mutations.ALL if args.only in m.id]
     if args.sample and args.sample < len(chosen):
+        seed = commit_seed() if args.seed is None else args.seed
+        print(f"seeded_bugs: sample of {args.sample}, again with --seed {seed}", flush=True)
         # Spread over the files, so that a small sample still touches each kernel.
-        rng = random.Random(args.seed)
+        rng = random.Random(seed)
         by_file = {}
         for m in rng.sample(chosen, len(chosen)):
             by_file.setdefault(m.file, []).append(m)
@@ -277,7 +314,7 @@ def select(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sample", type=int, default=0, help="only so many")
-    parser.add_argument("--seed", type=int, default=0, help="which sample")
+    parser.add_argument("--seed", type=int, help="which sample (default: from the git commit)")
     parser.add_argument("--only", default="", help="ids that contain this text")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))

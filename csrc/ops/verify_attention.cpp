@@ -12,6 +12,7 @@ namespace specdec::ops {
 namespace {
 
 constexpr const char* kOp = "verify_attention";
+constexpr int64_t kMaxRows = 0x7fffffff;  // cu_rows is int32
 
 void check_head_dim(const Tensor& cache, const char* name) {
     const int64_t dim = cache.size(3);
@@ -68,11 +69,13 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
         .size(0, batch + 1, "B of seq_lens, plus 1")
         .dense()
         .same_device(q, "q");
-    check_option(max_rows >= 0, kOp, "max_rows", "at least 0", max_rows);
+    check_option(max_rows >= 0 && max_rows <= kMaxRows, kOp, "max_rows",
+                 "a number from 0 to 2^31 - 1", max_rows);
     check_option(mask == "causal" || mask == "full", kOp, "mask", "\"causal\" or \"full\"",
                  "\"" + mask + "\"");
     const double score_scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(q.size(2)));
-    check_option(std::isfinite(score_scale), kOp, "scale", "a finite number", score_scale);
+    check_option(std::isfinite(static_cast<float>(score_scale)), kOp, "scale",
+                 "a number that is finite in float32", score_scale);
 
     // 2. Allocate.
     Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());

@@ -59,6 +59,26 @@ const char* dtype_name(DType dtype) {
     }
 }
 
+std::string dtype_text(const Tensor& t) {
+    if (const std::optional<DType> known = dtype_of(t)) return dtype_name(*known);
+    switch (t.scalar_type()) {
+        case ScalarType::Double:
+            return "float64";
+        case ScalarType::Byte:
+            return "uint8";
+        case ScalarType::Char:
+            return "int8";
+        case ScalarType::Short:
+            return "int16";
+        case ScalarType::ComplexFloat:
+            return "complex64";
+        case ScalarType::ComplexDouble:
+            return "complex128";
+        default:  // torch's own name: UInt16, Float8_e5m2
+            return torch::headeronly::toString(t.scalar_type());
+    }
+}
+
 namespace {
 int32_t code_of(DType dtype) {
     switch (dtype) {

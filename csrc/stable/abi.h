@@ -32,6 +32,7 @@ using TensorList = std::vector<Tensor>;
 
 std::optional<DType> dtype_of(const Tensor& t);  // nullopt: a type no op takes
 const char* dtype_name(DType dtype);
+std::string dtype_text(const Tensor& t);  // of any tensor, as torch spells it: float64
 Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 

@@ -10,6 +10,14 @@ std::string shape_text(const Tensor& t) {
     return text.str();
 }
 
+std::string strides_text(const Tensor& t) {
+    std::ostringstream text;
+    text << "strides [";
+    for (int d = 0; d < t.dim(); ++d) text << (d ? ", " : "") << t.stride(d);
+    text << "] of shape " << shape_text(t);
+    return text.str();
+}
+
 const Arg& Arg::dims(int wanted, const char* shape) const {
     if (t_.dim() != wanted) fail(op_, name_, "wanted shape ", shape, ", got ", shape_text(t_));
     return *this;
@@ -22,8 +30,7 @@ const Arg& Arg::dtype(std::initializer_list<DType> wanted) const {
     }
     std::ostringstream names;
     for (DType w : wanted) names << (names.tellp() > 0 ? " or " : "") << dtype_name(w);
-    fail(op_, name_, "wanted dtype ", names.str(), ", got ",
-         got ? dtype_name(*got) : "one that no specdec op takes");
+    fail(op_, name_, "wanted dtype ", names.str(), ", got ", dtype_text(t_));
 }
 
 const Arg& Arg::size(int dim, int64_t wanted, const char* what) const {
@@ -58,15 +65,14 @@ const Arg& Arg::same_device(const Tensor& other, const char* other_name) const {
 const Arg& Arg::dense_last() const {
     const int last = static_cast<int>(t_.dim()) - 1;
     if (t_.numel() > 0 && t_.size(last) > 1 && t_.stride(last) != 1) {
-        fail(op_, name_, "wanted stride 1 in the last dimension, got ", t_.stride(last));
+        fail(op_, name_, "wanted stride 1 in the last dimension, got ", strides_text(t_));
     }
     return *this;
 }
 
 const Arg& Arg::dense() const {
     if (t_.numel() > 0 && !t_.is_contiguous()) {
-        fail(op_, name_, "wanted a contiguous tensor, got strides of a view of shape ",
-             shape_text(t_));
+        fail(op_, name_, "wanted a contiguous tensor, got ", strides_text(t_));
     }
     return *this;
 }

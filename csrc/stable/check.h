@@ -21,6 +21,7 @@ template <class... Parts>
 }
 
 std::string shape_text(const Tensor& t);
+std::string strides_text(const Tensor& t);  // "strides [2, 6] of shape [3, 2]"
 
 // A tensor argument under its name; the checks chain: Arg(op, "k", k).dims(3, "[R, Hkv, D]")...
 class Arg {

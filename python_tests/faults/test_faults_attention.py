@@ -1,5 +1,5 @@
-"""Public faults of attention over paged KV, each as its smallest input. The ids are explained in
-docs/faults.md where there is one; the docstrings say what went wrong elsewhere."""
+"""Public faults of attention over paged KV, each as its smallest input: the docstrings say what went
+wrong elsewhere."""
 
 import pytest
 import torch

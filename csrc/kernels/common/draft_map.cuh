@@ -91,8 +91,9 @@ __device__ __forceinline__ int64_t column_of(const DraftMap& map, int64_t id) {
 // q of the target ids of one tile, by the whole block; a barrier follows. values: [kTileEntries]
 __device__ __forceinline__ void scatter_q(const DraftMap& map, const VocabRow& q_row,
                                           const RowLaw& q, int target_tile, float* values) {
+    const int threads = static_cast<int>(blockDim.x);
     __syncthreads();  // the values of the tile before have been read
-    for (int i = static_cast<int>(threadIdx.x); i < kTileEntries; i += kTileThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kTileEntries; i += threads) {
         values[i] = 0.0f;
     }
     __syncthreads();
@@ -105,7 +106,7 @@ __device__ __forceinline__ void scatter_q(const DraftMap& map, const VocabRow& q
             begin = map.lower_bound(t, first_id);
             end = map.lower_bound(t, end_id);
         }
-        for (int64_t c = begin + threadIdx.x; c < end; c += kTileThreads) {
+        for (int64_t c = begin + threadIdx.x; c < end; c += threads) {
             const int64_t id = map.map(c);
             if (id < first_id || id >= end_id) continue;
             values[id - first_id] = q(q_row.at(c), c);

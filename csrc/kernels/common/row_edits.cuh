@@ -155,6 +155,15 @@ struct VocabRow {
             first, first + kVocabTile, [&](int i) { return first + entry_place<kQuad>(i); }, x);
     }
 
+    // The lane's quads of the strips that begin at `first`, by a whole warp.
+    template <int kCount>
+    __device__ __forceinline__ void load_strips(int64_t first, float (&x)[kCount]) const {
+        cuda::load_strips(row, columns, first, x);
+        apply(
+            first, first + kCount / kQuad * kStrip,
+            [&](int i) { return first + strip_place(i); }, x);
+    }
+
     // The entries first..first+3.
     __device__ __forceinline__ void load_quad(int64_t first, float (&x)[kQuad]) const {
         cuda::load_quad(row, columns, first, x);

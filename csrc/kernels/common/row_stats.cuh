@@ -156,24 +156,28 @@ __device__ __forceinline__ LawPlan law_plan(const SamplingControls& c, int64_t b
 }
 
 // --- Rows without a law -----------------------------------------------------------------------------
-struct FallbackPlan {
-    BlockScratch<ArgMax, kTileThreads> best;
-    BlockScratch<uint32_t, kTileThreads> lowest;
+template <int kThreads>
+struct FallbackScratch {
+    BlockScratch<ArgMax, kThreads> best;
+    BlockScratch<uint32_t, kThreads> lowest;
 };
+using FallbackPlan = FallbackScratch<kTileThreads>;
 
 // The token of a row whose status is kTargetNan or kEmptySupport (common/verify.h, 1 and 2), by the
 // whole block, which reads the row again. Every thread gets the result.
-__device__ inline int64_t fallback_token(const VocabRow& row, int32_t status, FallbackPlan& plan) {
+template <int kThreads>
+__device__ inline int64_t fallback_token(const VocabRow& row, int32_t status,
+                                         FallbackScratch<kThreads>& plan) {
     const Allowed& allowed = row.edits.allowed;
-    const int num_tiles = static_cast<int>(num_vocab_tiles(row.columns));
     ArgMax best{minus_infinity(), INT32_MAX}, best_allowed = best;
     uint32_t lowest_allowed = 0xffffffffu;
-    for (int tile = 0; tile < num_tiles; ++tile) {
-        float x[kEntriesPerThread];
-        load_tile<kQuad>(row.row, row.columns, tile, x);
+    for (int64_t first = static_cast<int64_t>(threadIdx.x) * kQuad; first < row.columns;
+         first += kThreads * kQuad) {
+        float x[kQuad];
+        load_quad(row.row, row.columns, first, x);
 #pragma unroll
-        for (int i = 0; i < kEntriesPerThread; ++i) {
-            const int64_t id = tile * kVocabTile + entry_place<kQuad>(i);
+        for (int i = 0; i < kQuad; ++i) {
+            const int64_t id = first + i;
             if (id >= row.columns) continue;
             const ArgMax here{is_bad_logit(x[i]) ? minus_infinity() : x[i], static_cast<int>(id)};
             const bool is_finite = here.value > minus_infinity();
@@ -183,9 +187,9 @@ __device__ inline int64_t fallback_token(const VocabRow& row, int32_t status, Fa
             lowest_allowed = min(lowest_allowed, static_cast<uint32_t>(id));
         }
     }
-    best = block_argmax<kTileThreads>(best, plan.best);
-    best_allowed = block_argmax<kTileThreads>(best_allowed, plan.best);
-    lowest_allowed = block_min<kTileThreads>(lowest_allowed, plan.lowest);
+    best = block_argmax<kThreads>(best, plan.best);
+    best_allowed = block_argmax<kThreads>(best_allowed, plan.best);
+    lowest_allowed = block_min<kThreads>(lowest_allowed, plan.lowest);
     const bool some = lowest_allowed != 0xffffffffu;
     if (status == kTargetNan && some) {
         return best_allowed.index != INT32_MAX ? best_allowed.index : lowest_allowed;

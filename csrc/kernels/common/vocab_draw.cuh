@@ -59,12 +59,19 @@ __device__ __forceinline__ Bucket pick_bucket(int count, float u, float total, M
 // --- What an entry weighs: max(a p - b q, 0) ------------------------------------------------------
 // a = b = 1 is bitwise max(p - q, 0).
 struct OneId {
+    static constexpr bool kBesideQ = false;
     int64_t id = -1;  // -1: none
 
-    __device__ __forceinline__ bool operator()(int64_t other) const { return other == id; }
+    // Takes mass[i], of id id_of(i), away where that id is removed; all ids lie in `span`.
+    template <int kCount, class IdOf>
+    __device__ __forceinline__ void take(IdSpan, IdOf id_of, float (&mass)[kCount]) const {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) mass[i] = id_of(i) == id ? 0.0f : mass[i];
+    }
 };
 
-// Removed: the ids that have no mass where there is no q (a one-hot q is that of its draft).
+// Removed: the ids that have no mass where there is no q (a one-hot q is that of its draft); with
+// kBesideQ, also where there is one.
 template <class Removed = OneId>
 struct EntryMass {
     VocabRow p_row;
@@ -78,26 +85,36 @@ struct EntryMass {
     // Of a thread's 16 entries of a tile, in groups of a quad.
     __device__ __forceinline__ void of_tile(int tile, float (&mass)[kEntriesPerThread]) const {
         weigh(
-            mass, [&](const VocabRow& row, auto& x) { row.load_tile(tile, x); },
+            mass, IdSpan{tile * kVocabTile, (tile + 1) * kVocabTile},
+            [&](const VocabRow& row, auto& x) { row.load_tile(tile, x); },
             [&](int i) { return tile * kVocabTile + entry_place<kQuad>(i); });
+    }
+    // Of the lane's quads of the strips that begin at `first`.
+    template <int kCount>
+    __device__ __forceinline__ void of_strips(int64_t first, float (&mass)[kCount]) const {
+        weigh(
+            mass, IdSpan{first, first + kCount / kQuad * kStrip},
+            [&](const VocabRow& row, auto& x) { row.load_strips(first, x); },
+            [&](int i) { return first + strip_place(i); });
     }
     // Of the entries first..first+3.
     __device__ __forceinline__ void of_quad(int64_t first, float (&mass)[kQuad]) const {
         weigh(
-            mass, [&](const VocabRow& row, auto& x) { row.load_quad(first, x); },
+            mass, IdSpan{first, first + kQuad},
+            [&](const VocabRow& row, auto& x) { row.load_quad(first, x); },
             [&](int i) { return first + i; });
     }
 
   private:
     template <int kCount, class Load, class IdOf>
-    __device__ __forceinline__ void weigh(float (&mass)[kCount], Load load, IdOf id_of) const {
+    __device__ __forceinline__ void weigh(float (&mass)[kCount], IdSpan span, Load load,
+                                          IdOf id_of) const {
         load(p_row, mass);
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mass[i] = a * p(mass[i], id_of(i));
-        if (!q_row.exists()) {
-#pragma unroll
-            for (int i = 0; i < kCount; ++i) mass[i] = removed(id_of(i)) ? 0.0f : mass[i];
-        } else if (q_values != nullptr) {
+        if (Removed::kBesideQ || !q_row.exists()) removed.take(span, id_of, mass);
+        if (!q_row.exists()) return;
+        if (q_values != nullptr) {
 #pragma unroll
             for (int i = 0; i < kCount; ++i) {
                 mass[i] = fmaxf(mass[i] - b * q_values[id_of(i) % kVocabTile], 0.0f);
@@ -115,12 +132,14 @@ struct EntryMass {
 
 // A law within one tile: relative to the tile's maximum, so that a tile with mass has an entry with
 // mass, however far it lies below the row's maximum.
+__device__ __forceinline__ RowLaw law_in_tile(RowLaw law, float tile_max) {
+    law.max = tile_max;
+    law.log2_sum = 0.0f;
+    return law;
+}
 __device__ __forceinline__ EntryMass<> law_in_tile(const VocabRow& row, const RowLaw& law,
                                                    float tile_max) {
-    RowLaw here = law;
-    here.max = tile_max;
-    here.log2_sum = 0.0f;
-    return EntryMass<>{row, VocabRow{}, nullptr, here, RowLaw{}, OneId{}};
+    return EntryMass<>{row, VocabRow{}, nullptr, law_in_tile(law, tile_max), RowLaw{}, OneId{}};
 }
 
 // --- Draws, by the whole block --------------------------------------------------------------------
@@ -137,16 +156,11 @@ __device__ inline float tile_mass(const EntryMass<Removed>& weight, int tile, fl
     return sum;
 }
 
-// Draws an id of one tile. The result is valid in warp 0.
+// Draws an id of a tile whose strips have been summed up. The result is valid in warp 0.
 template <class Removed>
-__device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int tile, float u,
-                                       float* strips) {
-    float mass[kEntriesPerThread];
-    weight.of_tile(tile, mass);
-    sum_strips<kQuad>(mass, strips);
-    __syncthreads();
+__device__ inline int64_t draw_from_strips(const EntryMass<Removed>& weight, int tile, float u,
+                                           const float* strips) {
     if (threadIdx.x >= kWarpSize) return 0;
-
     const int lane = static_cast<int>(threadIdx.x);
     const float strip_mass = strips[lane];
     const auto strip_of = [&](int) { return strip_mass; };
@@ -175,6 +189,17 @@ __device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int til
     }
     chosen = __shfl_sync(kFullMask, chosen, quad.index);
     return strip_start + quad.index * kQuad + chosen;
+}
+
+// Draws an id of one tile. The result is valid in warp 0.
+template <class Removed>
+__device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int tile, float u,
+                                       float* strips) {
+    float mass[kEntriesPerThread];
+    weight.of_tile(tile, mass);
+    sum_strips<kQuad>(mass, strips);
+    __syncthreads();
+    return draw_from_strips(weight, tile, u, strips);
 }
 
 // Where a number falls among the tiles, and what the entries of that tile weigh.

@@ -176,6 +176,33 @@ __device__ __forceinline__ void load_quad(const Row& row, int64_t vocab_size, in
     });
 }
 
+// Where a lane's entry number i lies behind the first one of some strips: a quad of each.
+__device__ __forceinline__ int strip_place(int i) {
+    return i / kQuad * kStrip + static_cast<int>(threadIdx.x) % kWarpSize * kQuad + i % kQuad;
+}
+
+// The lane's quads of the strips that begin at `first`, by a whole warp; -inf past the vocabulary.
+template <int kCount>
+__device__ __forceinline__ void load_strips(const Row& row, int64_t vocab_size, int64_t first,
+                                            float (&x)[kCount]) {
+    with_type(row.dtype, [&](auto zero) {
+        const auto* source = row.as<decltype(zero)>();
+        const bool aligned = is_aligned<kQuad>(source);
+        if (aligned && first + kCount / kQuad * kStrip <= vocab_size) {
+#pragma unroll
+            for (int i = 0; i < kCount; i += kQuad) {
+                load_vector<kQuad>(source + first + strip_place(i), x + i);
+            }
+            return;
+        }
+#pragma unroll
+        for (int i = 0; i < kCount; i += kQuad) {
+            const int64_t id = first + strip_place(i);
+            load_group<kQuad>(source + id, vocab_size - id, aligned, x + i);
+        }
+    });
+}
+
 __device__ __forceinline__ float entry_of(const Row& row, int64_t id) {
     float x = 0.0f;
     with_type(row.dtype, [&](auto zero) { x = widen(row.as<decltype(zero)>()[id]); });

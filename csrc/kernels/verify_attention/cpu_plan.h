@@ -3,6 +3,7 @@
 // memory is walked.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -21,7 +22,7 @@ constexpr int64_t kUnitGrain = 1 << 20;  // multiply-adds below which a thread i
 // in the same memory pages, which are costly to look up.
 struct Group {
     int64_t request, head, heads, share;
-    int64_t row_begin, row_count;  // of the request, in q and out
+    int64_t row_begin, row_count;  // of the request, in q and out, also past max_rows
     int64_t first;
     int rows;
     int lanes;         // rows that there is memory for
@@ -58,7 +59,7 @@ inline int64_t visible_places(const VerifyAttentionParams& p, const Group& g, in
     return clamp(p.mask == AttentionMask::kCausal ? own + 1 : seq_len, 0, width);
 }
 
-// Rows that see nothing, or belong to no request.
+// Rows that see nothing, belong to no request or are past max_rows.
 inline void clear_output(const VerifyAttentionParams& p, int64_t row, int64_t head) {
     const int64_t size = dtype_size(p.dtype);
     char* out = static_cast<char*>(p.out.data);
@@ -72,7 +73,7 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
                          int64_t step, Plan& plan) {
     const int64_t kv_heads = p.k_cache.size[2], share = p.q.size[1] / kv_heads;
     const int64_t width = p.k_cache.size[3] + p.v_cache.size[3];
-    const int64_t packed = (end - begin) * share;
+    const int64_t packed = clamp(end - begin, 0, p.max_rows) * share;
     const int64_t vectors = (packed + kNativeLanes - 1) / kNativeLanes;
     const int64_t chunks = (vectors + kWideVectors - 1) / kWideVectors;
     const auto bound = [&](int64_t i) {  // of chunks: whole vectors, as evenly as they go
@@ -109,7 +110,7 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
     }
 }
 
-// Also clears the output of rows that see nothing.
+// Also clears the output of all rows that no unit computes.
 inline Plan make_plan(const VerifyAttentionParams& p, int64_t threads) {
     const int64_t rows = p.q.size[0], kv_heads = p.k_cache.size[2];
     std::vector<int64_t> bound(2 * p.batch);
@@ -120,7 +121,8 @@ inline Plan make_plan(const VerifyAttentionParams& p, int64_t threads) {
         const int64_t end = clamp(p.cu_rows[b + 1], begin, rows);
         bound[2 * b] = begin;
         bound[2 * b + 1] = end;
-        for (int64_t row = begin; row < end; ++row) owned[row] = 1;
+        const int64_t computed = clamp(end - begin, 0, p.max_rows);
+        std::fill_n(owned.begin() + begin, computed, 1);
         if (end > begin && p.seq_lens[b] > 0) segments += p.seq_lens[b] / kSegmentTokens + 1;
     }
     for (int64_t row = 0; row < rows; ++row) {

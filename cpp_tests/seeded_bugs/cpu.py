@@ -1,0 +1,55 @@
+"""Seeded bugs of the CPU kernels: (id, file, old text, new text, tests, objects), see mutations.py.
+
+Planted in the instruction set that this machine uses; the others are the same source.
+"""
+
+APPEND = "csrc/kernels/append_kv/cpu.cpp"
+SAMPLE = "csrc/kernels/sample/cpu.cpp"
+CHAIN = "csrc/kernels/verify_chain/cpu.cpp"
+ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
+PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
+VIEW = "csrc/kernels/common/view.h"
+APPEND_TESTS = "python_tests/test_append_kv.py"
+SAMPLE_TESTS = "python_tests/test_sample.py"
+CHAIN_TESTS = "python_tests/test_verify_chain.py"
+ATTENTION_TESTS = "python_tests/test_verify_attention.py"
+STRIDES = "python_tests/test_strides.py"
+
+BUGS = [
+    ("cpu-append-v-with-stride-of-k-scale", APPEND, "p.v_scale, p.v_scale_stride,",
+     "p.v_scale, p.k_scale_stride,", APPEND_TESTS),
+    ("cpu-append-scale-multiplies", APPEND, "to_float(source[i]) / scale", "to_float(source[i]) * scale",
+     APPEND_TESTS),
+    ("cpu-append-head-stride", APPEND, "h * cache.stride[2]", "h * rows.size[2]", APPEND_TESTS),
+    ("cpu-append-scale-of-head-0", APPEND, "scale[h * scale_stride]", "scale[0]", APPEND_TESTS),
+    ("cpu-index-stride-of-int32", VIEW, "static_cast<const int32_t*>(data)[i * stride]",
+     "static_cast<const int32_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
+    ("cpu-index-stride-of-int64", VIEW, "static_cast<const int64_t*>(data)[i * stride]",
+     "static_cast<const int64_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
+    ("cpu-sample-seed-of-row-0", SAMPLE, "p.seeds[r], p.positions[r]", "p.seeds[0], p.positions[r]",
+     SAMPLE_TESTS),
+    ("cpu-sample-row-stride", SAMPLE, "r * p.logits.stride[0]", "r * p.vocab_size", SAMPLE_TESTS),
+    ("cpu-sample-status-lost", SAMPLE, "p.status[r] = row.status();", "p.status[r] = 0;", SAMPLE_TESTS),
+    ("cpu-sample-greedy-draws", SAMPLE, "law.greedy ? row.argmax()", "false ? row.argmax()",
+     SAMPLE_TESTS),
+    ("cpu-chain-one-draft-row-too-many", CHAIN, "row < p.draft_logits.size[0] ? row",
+     "row <= p.draft_logits.size[0] ? row", CHAIN_TESTS),
+    ("cpu-chain-draft-rows-ignored", CHAIN, "p.draft_rows == nullptr ? b : p.draft_rows[b]", "b",
+     CHAIN_TESTS),
+    ("cpu-chain-one-hot-flag-ignored", CHAIN,
+     "if (p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b]) return -1;", "", CHAIN_TESTS),
+    ("cpu-chain-last-row-forgotten", CHAIN, "clamp(end - begin, 1, p.max_path + 1)",
+     "clamp(end - begin, 1, p.max_path)", CHAIN_TESTS),
+    ("cpu-chain-draft-stride", CHAIN, "u * p.draft_logits.stride[1]", "u * p.vocab_size", CHAIN_TESTS),
+    ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
+     ATTENTION_TESTS),
+    ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",
+     "(end - begin) * share", ATTENTION_TESTS),
+    ("cpu-attention-row-number-of-computed-rows", PLAN, "g.row_count = end - begin;",
+     "g.row_count = clamp(end - begin, 0, p.max_rows);", ATTENTION_TESTS),
+    ("cpu-attention-empty-row-lse-0", PLAN, "= -__builtin_inff();", "= 0.0f;", ATTENTION_TESTS),
+    ("cpu-attention-rows-see-what-the-last-one-sees", ATTENTION, "first_keys(w.places[m] - first)",
+     "first_keys(g.limit - first)", ATTENTION_TESTS),
+    ("cpu-attention-fold-skips-a-segment", ATTENTION, "for (int64_t s = 1; s < end; ++s) {",
+     "for (int64_t s = 2; s < end; ++s) {", ATTENTION_TESTS),
+]  # fmt: skip

@@ -1,0 +1,139 @@
+"""Fake kernels and autograd: a tensor without data never gives a result that looks like one."""
+
+import chains
+import pytest
+import torch
+import trees
+from compare import assert_same
+from oracles import append_kv as append_oracle
+from oracles import verify_attention as attention_oracle
+from test_sample import random_case as sample_case
+from tree_cases import ragged
+
+import specdec_ext
+
+G = torch.Generator().manual_seed(1)
+LINKS = dict(zip(("parents", "cu_rows"), ragged([[-1, 0, 0], [-1]]), strict=True))
+CASES = {
+    "append_kv": dict(
+        zip(("k", "v", "k_cache", "v_cache", "slots"), append_oracle.random_case(G), strict=True)
+    ),
+    "verify_attention": dict(
+        zip(
+            ("q", "k_cache", "v_cache", "block_table", "cu_rows", "seq_lens"),
+            attention_oracle.random_case(G, [2, 1], [30, 9]),
+            strict=True,
+        ),
+        max_rows=2,
+    ),
+    "sample": dict(
+        zip(("logits", "seeds", "positions"), sample_case(3, 50), strict=True),
+        vocab_size=50,
+        temperature=torch.ones(3),
+        token_bitmask=torch.full((3, 2), -1, dtype=torch.int32),
+    ),
+    "verify_chain": chains.random_case(5, 40, 3, seed=1),
+    "verify_tree": trees.random_case(4, 40, 6, seed=2, children="sampled", method="token"),
+    "tree_links": LINKS | {"max_nodes": 3},
+    "tree_from_mask": {
+        "tree_mask": torch.ops.specdec.tree_links(*LINKS.values(), 3)[0],
+        "cu_rows": LINKS["cu_rows"],
+    },
+}
+TENSORS = [
+    (op, name) for op, case in CASES.items() for name, v in case.items() if torch.is_tensor(v)
+]
+
+
+def call(op, case):
+    case = dict(case)
+    entry = getattr(torch.ops.specdec, op)
+    positional = [case.pop(a.name) for a in entry.default._schema.arguments if not a.kwarg_only]
+    return entry(*positional, **case)
+
+
+def test_every_op_has_a_case():
+    assert set(CASES) == set(specdec_ext.op_names())
+
+
+@pytest.mark.parametrize("op, name", TENSORS)
+def test_one_meta_tensor_among_others_raises(op, name):
+    case = CASES[op]
+    with pytest.raises(RuntimeError, match=f"specdec::{op}: .*wanted the device of .*, got"):
+        call(op, case | {name: case[name].to("meta")})
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_on_meta_alone_shapes_and_dtypes_are_the_real_ones(op):
+    case = CASES[op]
+    real = call(op, {k: v.clone() if torch.is_tensor(v) else v for k, v in case.items()})
+    meta = call(op, {k: v.to("meta") if torch.is_tensor(v) else v for k, v in case.items()})
+    for mine, theirs in zip(meta or (), real or (), strict=True):
+        assert (mine.shape, mine.dtype, mine.stride()) == (
+            theirs.shape,
+            theirs.dtype,
+            theirs.stride(),
+        )
+
+
+@pytest.mark.parametrize("op, name", TENSORS)
+def test_on_meta_bad_arguments_raise_as_on_data(op, name):
+    """A wrong dtype or number of dimensions: the same words from the fake and from the real kernel."""
+    for change in (lambda t: t.to(torch.float64), lambda t: t[None]):
+        case = CASES[op] | {name: change(CASES[op][name])}
+        meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in case.items()}
+        words = []
+        for arguments in (case, meta):
+            with pytest.raises(RuntimeError, match=f"specdec::{op}: ") as error:
+                call(op, arguments)
+            words.append(str(error.value).splitlines()[0].split("got")[0].split(": ")[1:3])
+        if change(torch.zeros(1)).dim() == 1:  # another dtype may be blamed on a later argument
+            assert words[0][1].split()[:2] == words[1][1].split()[:2] == ["wanted", "dtype"]
+        else:
+            assert words[0][0] == words[1][0]
+
+
+@pytest.mark.parametrize(
+    "op, name, shorter",
+    [
+        ("append_kv", "slots", 0),
+        ("append_kv", "v_cache", 1),
+        ("verify_attention", "cu_rows", 0),
+        ("verify_attention", "v_cache", 2),
+        ("sample", "positions", 0),
+        ("sample", "temperature", 0),
+        ("verify_chain", "seeds", 0),
+        ("verify_chain", "input_ids", 0),
+        ("verify_chain", "draft_logits", 1),
+        ("verify_tree", "parents", 0),
+    ],
+)
+def test_on_meta_sizes_that_do_not_match_raise(op, name, shorter):
+    case = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in CASES[op].items()}
+    case[name] = case[name].narrow(shorter, 0, case[name].shape[shorter] - 1)
+    with pytest.raises(RuntimeError, match=f"specdec::{op}: .*wanted size"):
+        call(op, case)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_results_never_require_grad(op):
+    case = {k: v.clone() if torch.is_tensor(v) else v for k, v in CASES[op].items()}
+    for value in case.values():
+        if torch.is_tensor(value) and value.is_floating_point():
+            value.requires_grad_()
+    wanted = call(op, {k: v.detach() if torch.is_tensor(v) else v for k, v in case.items()})
+    got = call(op, case)
+    for mine, theirs in zip(got or (), wanted or (), strict=True):
+        assert not mine.requires_grad
+        assert_same(mine, theirs)
+
+
+def test_absurd_capacities_are_refused():
+    for absurd in (2**31, 2**40, 2**62, 2**63 - 1, -1):
+        for op, name in [
+            ("verify_chain", "max_drafts"),
+            ("verify_tree", "max_depth"),
+            ("tree_links", "max_nodes"),
+        ]:
+            with pytest.raises(RuntimeError, match=f"{op}: {name}: wanted .*, got {absurd}"):
+                call(op, CASES[op] | {name: absurd})
