@@ -52,6 +52,9 @@ __device__ __forceinline__ RowEdits edits_of(const SamplingControls& c, int64_t 
                                              const DraftsBefore& drafts, const IdMap& map,
                                              int64_t vocab_size) {
     RowEdits e;
+    e.map = map;
+    e.vocab_size = vocab_size;
+    e.none = map.d2t == nullptr;  // d2t may name ids outside the vocabulary
     if (!c.any_edits) return e;
     e.penalties = penalties_of(c, b);
     e.bias = bias_of(c, b);
@@ -59,9 +62,7 @@ __device__ __forceinline__ RowEdits edits_of(const SamplingControls& c, int64_t 
     e.bias_ids = c.bias_ids;
     e.bias_values = c.bias_values;
     e.drafts = drafts;
-    e.map = map;
-    e.vocab_size = vocab_size;
-    e.none = e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained;
+    e.none = e.none && e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained;
     return e;
 }
 
@@ -155,13 +156,21 @@ struct VocabRow {
             first, first + kVocabTile, [&](int i) { return first + entry_place<kQuad>(i); }, x);
     }
 
-    // The lane's quads of the strips that begin at `first`, by a whole warp.
+    // The lane's quads of the strips that begin at `first`, by a whole warp. All loads come first; the
+    // edits then go quad by quad, which needs fewer registers.
     template <int kCount>
     __device__ __forceinline__ void load_strips(int64_t first, float (&x)[kCount]) const {
         cuda::load_strips(row, columns, first, x);
-        apply(
-            first, first + kCount / kQuad * kStrip,
-            [&](int i) { return first + strip_place(i); }, x);
+        if (edits.none) return;
+#pragma unroll
+        for (int i = 0; i < kCount; i += kQuad) {
+            const int64_t quad = first + strip_place(i);
+            float z[kQuad] = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+            apply(
+                quad, quad + kQuad, [&](int k) { return quad + k; }, z);
+#pragma unroll
+            for (int k = 0; k < kQuad; ++k) x[i + k] = z[k];
+        }
     }
 
     // The entries first..first+3.
