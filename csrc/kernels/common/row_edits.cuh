@@ -52,17 +52,17 @@ __device__ __forceinline__ RowEdits edits_of(const SamplingControls& c, int64_t 
                                              const DraftsBefore& drafts, const IdMap& map,
                                              int64_t vocab_size) {
     RowEdits e;
-    e.map = map;
-    e.vocab_size = vocab_size;
-    e.none = map.d2t == nullptr;  // d2t may name ids outside the vocabulary
-    if (!c.any_edits) return e;
+    if (!c.any_edits && map.d2t == nullptr) return e;
     e.penalties = penalties_of(c, b);
     e.bias = bias_of(c, b);
     e.allowed = allowed_of(c, r);
     e.bias_ids = c.bias_ids;
     e.bias_values = c.bias_values;
     e.drafts = drafts;
-    e.none = e.none && e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained;
+    e.map = map;
+    e.vocab_size = vocab_size;
+    e.none = e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained &&
+             map.d2t == nullptr;
     return e;
 }
 
