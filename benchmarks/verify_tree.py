@@ -95,7 +95,7 @@ def bench(harness):
             options["children"] = "sampled"
         cases = []
         for i in range(3):
-            target = torch.randn(nodes, VOCAB, generator=g) * 3
+            target = torch.randn(nodes, VOCAB, generator=g) * 5
             draft = target + 0.7 * torch.randn(nodes, VOCAB, generator=g) if sampled else None
             ids = torch.zeros(nodes, dtype=torch.int64)
             for u, some in enumerate(children):
