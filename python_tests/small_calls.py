@@ -41,6 +41,35 @@ def _chain(generator, dtype):
     return arguments, options
 
 
+def _verified_trees(generator, dtype):
+    """Two trees whose drafts come from rows near the target's."""
+    vocab, parents = 4500, [-1, 0, 0, 1, 1, -1, 0, 0, 0, 2]
+    target = 3 * torch.randn(len(parents), vocab, generator=generator)
+    draft = target + 2 * torch.randn(len(parents), vocab, generator=generator)
+    ids = torch.zeros(len(parents), dtype=torch.int64)
+    for row in range(len(parents)):
+        first = 0 if row < 5 else 5
+        if parents[row] >= 0:
+            law = draft[first + parents[row]].softmax(-1)
+            ids[row] = torch.multinomial(law, 1, generator=generator)
+    arguments = (
+        target.to(dtype),
+        ids,
+        torch.tensor(parents, dtype=torch.int32),
+        torch.tensor([0, 5, 10], dtype=torch.int32),
+        torch.tensor([5, 2**40 + 1]),
+        torch.tensor([11, 2**33]),
+        2,
+    )
+    options = {
+        "vocab_size": vocab - 1,
+        "draft_logits": draft.to(dtype),
+        "temperature": torch.tensor([0.8, 1.0]),
+        "children": "sampled",
+    }
+    return arguments, options
+
+
 def _trees(generator):
     """Two trees, one of them malformed, around a request without rows, and rows of no request."""
     nodes, broken = 70, 7
@@ -75,6 +104,14 @@ def call(op, ops, seed=0, dtype=torch.float32):
     if op == "verify_chain":
         arguments, options = _chain(g, dtype)
         return ops.verify_chain(*arguments, **options)
+    if op == "verify_tree":
+        arguments, options = _verified_trees(g, dtype)
+        by_token = ops.verify_tree(*arguments, **options)
+        top_p = torch.tensor([0.9, 1.0])
+        climbed = ops.verify_tree(
+            *arguments, **options, method="traversal", top_p=top_p, num_logprobs=3
+        )
+        return [*by_token, *climbed]
     if op in ("tree_links", "tree_from_mask"):
         parents, cu_rows = _trees(g)
         links = ops.tree_links(parents, cu_rows, 70)

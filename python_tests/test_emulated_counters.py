@@ -113,6 +113,91 @@ def test_verify_chain_reads_rows_once_and_a_residual_twice(dtype, end):
     assert_full_sectors(stats)
 
 
+def _tree_case(vocab, dtype, sampled):
+    """Nodes 1 and 2 below 0, 3 and 4 below 1, 5 outside the tree. Whatever the numbers, 1 is accepted
+    (p = q, or p = 1) and 3 and 4 are not (p = 0)."""
+    g = torch.Generator().manual_seed(0)
+    target = torch.randn(6, vocab, generator=g).to(dtype)
+    ids = torch.tensor([0, 5, 6, 7, 8, 9])
+    draft = target.clone()
+    target[1, 7:9] = -torch.inf
+    if not sampled:
+        target[0] = -torch.inf
+        target[0, 5] = 0.0
+    arguments = [
+        target, ids, torch.tensor([-1, 0, 0, 1, 1, 5], dtype=torch.int32),
+        torch.tensor([0, 6], dtype=torch.int32), torch.ones(1).long(), torch.ones(1).long(), 3,
+    ]  # fmt: skip
+    options = {"vocab_size": vocab}
+    if sampled:
+        options.update(draft_logits=draft, children="sampled")
+    return arguments, options
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("end", ["two rejections", "one-hot rejection", "greedy"])
+def test_verify_tree_reads_rows_once_and_a_rest_per_rejection(dtype, end):
+    backend = backends.get("emu_hooks")
+    vocab = 2 * TILE + 384
+    arguments, options = _tree_case(vocab, dtype, end == "two rejections")
+    if end == "greedy":
+        options["temperature"] = torch.zeros(1)
+    out = []
+    stats = backend.stats(lambda: out.extend(backend.ops.verify_tree(*arguments, **options)))
+    assert out[1][0].tolist() == [0, 1, -1, -1]
+    assert stats["launches"] == 2
+    size = arguments[0].element_size()
+    # Five of the six rows are those of a tree, two of them have children.
+    passes = {"two rejections": (5 + 2, 2 + 2), "one-hot rejection": (5 + 1, 0), "greedy": (5, 0)}[
+        end
+    ]
+    tiles = {"two rejections": (1, 1), "one-hot rejection": (1, 0), "greedy": (0, 0)}[end]
+    lookups = 3 * 32 * size  # p and q of three children
+    for name, times, tiles_again in zip(
+        ("target_logits", "draft_logits"), passes, tiles, strict=True
+    ):
+        read = stats["tensors"].get(name, {"read_bytes": 0})["read_bytes"]
+        more = tiles_again * (TILE + 128) * size + (times > 0) * lookups
+        assert times * vocab * size <= read <= times * vocab * size + more, name
+    assert_full_sectors(stats)
+
+
+@pytest.mark.parametrize("method", ["token", "traversal"])
+def test_verify_tree_takes_three_launches_with_everything(method):
+    backend = backends.get("emu_hooks")
+    arguments, options = _tree_case(400, torch.float32, True)
+    stats = backend.stats(
+        lambda: backend.ops.verify_tree(
+            *arguments,
+            **options,
+            method=method,
+            top_p=torch.tensor([0.9]),
+            d2t=torch.full((300,), 100),
+            draft_controls=True,
+            token_bitmask=torch.full((6, 13), -1, dtype=torch.int32),
+            num_logprobs=5,
+        )
+    )
+    assert stats["launches"] == 3
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_verify_tree_scratch_is_a_hundredth_of_the_logits(sampled):
+    backend = backends.get("emu_hooks")
+    nodes, vocab = 32, 151936
+    logits = torch.zeros(nodes, vocab, dtype=torch.bfloat16)
+    parents = torch.full((nodes,), -1, dtype=torch.int32)  # one row to read; room is made for all
+    options = {"draft_logits": logits, "children": "sampled"} if sampled else {}
+    one = torch.zeros(1).long()
+    stats = backend.stats(
+        lambda: backend.ops.verify_tree(
+            logits, torch.zeros(nodes).long(), parents, torch.tensor([0, nodes]).int(), one, one, 5,
+            vocab_size=vocab, temperature=torch.zeros(1), **options,
+        )
+    )  # fmt: skip
+    assert 0 < stats["tensors"]["scratch"]["bytes"] <= 0.01 * logits.numel() * 2
+
+
 @pytest.mark.parametrize("nodes, words", [(60, 2), (20, 1), (250, 8)])
 def test_trees_write_each_word_once(nodes, words):
     backend = backends.get("emu_hooks")

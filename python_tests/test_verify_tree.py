@@ -87,6 +87,19 @@ def test_a_chain_is_verify_chain(backend, method, one_hot):
             assert path[b].tolist() == steps
 
 
+@pytest.mark.parametrize("method", ["token", "traversal"])
+def test_draft_ids_outside_the_vocabulary(backend, method):
+    """They take no part in q's law where the controls act on it."""
+    for seed in range(3 if backend.emulated else 12):
+        case = trees.random_case(
+            4, 60, 8, seed=seed, children="sampled", method=method, reduced=True, with_controls=False
+        )
+        target_id = case["d2t"] + torch.arange(len(case["d2t"])) * case["d2t_is_offset"]
+        target_id[::3] = torch.tensor([-1, 60, 2**40])[seed % 3]
+        case.update(d2t=target_id, d2t_is_offset=False, draft_controls=True)
+        trees.check(backend, case)
+
+
 def test_a_request_depends_on_itself_alone(backend):
     for children, method in RULES:
         case = trees.random_case(6, 500, 9, seed=5, children=children, method=method)
@@ -164,3 +177,27 @@ def test_greedy_paths_of_sglang(backend):
         assert nodes_of == expected["accept_index"][b]
         emitted = [expected["predicts"][n] for n in nodes_of if n >= 0]
         assert tokens[b, : len(emitted)].tolist() == emitted
+
+
+def test_opcheck_and_compile():
+    op = torch.ops.specdec.verify_tree.default
+    for ids, children in ((torch.int64, "sampled"), (torch.int32, "deterministic")):
+        case = trees.random_case(4, 50, 6, seed=17, children=children)
+        case["input_ids"] = case["input_ids"].clamp(-1, 49).to(ids)
+        positional = [case.pop(name) for name in trees.POSITIONAL]
+        torch.library.opcheck(op, positional, case)
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def step(target, ids, parents, cu_rows, seeds, positions):
+        tokens, path, *_ = torch.ops.specdec.verify_tree(
+            target * 1.0, ids, parents, cu_rows, seeds, positions, 3, vocab_size=50
+        )
+        return tokens + 1, path
+
+    for batch in (4, 3):
+        case = trees.random_case(batch, 50, 6, seed=18, with_controls=False)
+        arguments = [case[name] for name in trees.POSITIONAL[:-1]]
+        wanted = op(*arguments, 3, vocab_size=50)
+        tokens, path = step(*arguments)
+        assert_same(tokens, wanted[0] + 1)
+        assert_same(path, wanted[1])

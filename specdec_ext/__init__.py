@@ -15,6 +15,7 @@ from specdec_ext.ops import (  # noqa: E402
     tree_links,
     verify_attention,
     verify_chain,
+    verify_tree,
 )
 from specdec_ext.trees import tree_from_paths  # noqa: E402
 
@@ -33,4 +34,5 @@ __all__ = [
     "tree_links",
     "verify_attention",
     "verify_chain",
+    "verify_tree",
 ]

@@ -34,6 +34,7 @@ size_t last_region = 0;
 struct Traffic {
     std::string name;
     uint64_t read_bytes, written_bytes;
+    uint64_t bytes;  // of the largest region of this name
 };
 std::vector<Traffic> traffic;  // of regions that are gone
 
@@ -42,10 +43,12 @@ void keep_traffic(const Region& region) {
         if (t.name == region.name) {
             t.read_bytes += region.read_bytes;
             t.written_bytes += region.written_bytes;
+            t.bytes = std::max<uint64_t>(t.bytes, region.end - region.begin);
             return;
         }
     }
-    traffic.push_back(Traffic{region.name, region.read_bytes, region.written_bytes});
+    traffic.push_back(
+        Traffic{region.name, region.read_bytes, region.written_bytes, region.end - region.begin});
 }
 
 bool allows(const Region& region, uintptr_t address, size_t bytes, bool write) {
@@ -260,7 +263,8 @@ std::string traffic_json() {
     for (const Traffic& t : traffic) {
         tensors += (tensors.empty() ? "" : ", ") + ("\"" + t.name + "\": {\"read_bytes\": ") +
                    std::to_string(t.read_bytes) +
-                   ", \"written_bytes\": " + std::to_string(t.written_bytes) + "}";
+                   ", \"written_bytes\": " + std::to_string(t.written_bytes) +
+                   ", \"bytes\": " + std::to_string(t.bytes) + "}";
     }
     return "{" + tensors + "}";
 }

@@ -11,6 +11,7 @@ import dataclasses
 import attention
 import cpu
 import trees
+import verify_tree
 
 RACE_SHARED = r"race on shared memory|uninitialised shared memory"
 RACE_GLOBAL = "race on global memory"
@@ -246,7 +247,7 @@ _CHAIN = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
-_TREES = [Mutation(*row) for row in trees.BUGS]
+_TREES = [Mutation(*row) for row in [*trees.BUGS, *verify_tree.BUGS]]
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)

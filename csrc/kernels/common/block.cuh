@@ -97,6 +97,21 @@ __device__ __forceinline__ T warp_inclusive_sum(T value) {
     return value;
 }
 
+// A value that is the same for all threads, in shared memory: kept out of registers, and large
+// functions take it by reference. Raw bytes, as shared memory has no constructors.
+template <class T>
+struct Uniform {
+    alignas(16) unsigned char bytes[sizeof(T)];
+
+    __device__ __forceinline__ T& get() { return *reinterpret_cast<T*>(bytes); }
+    // By the whole block; every thread passes the same value.
+    __device__ __forceinline__ const T& set(const T& value) {
+        if (threadIdx.x == 0) get() = value;
+        __syncthreads();
+        return get();
+    }
+};
+
 // Shared memory of one block-wide call; may be reused by the next call at once.
 template <class T, int kThreads>
 struct BlockScratch {

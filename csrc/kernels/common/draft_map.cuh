@@ -89,8 +89,8 @@ __device__ __forceinline__ int64_t column_of(const DraftMap& map, int64_t id) {
 }
 
 // q of the target ids of one tile, by the whole block; a barrier follows. values: [kTileEntries]
-__device__ __forceinline__ void scatter_q(const DraftMap& map, const VocabRow& q_row,
-                                          const RowLaw& q, int target_tile, float* values) {
+CU_NOINLINE __device__ inline void scatter_q(const DraftMap& map, const VocabRow& q_row,
+                                             const RowLaw& q, int target_tile, float* values) {
     const int threads = static_cast<int>(blockDim.x);
     __syncthreads();  // the values of the tile before have been read
     for (int i = static_cast<int>(threadIdx.x); i < kTileEntries; i += threads) {

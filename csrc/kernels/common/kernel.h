@@ -7,6 +7,7 @@
 //   cu::LaunchCfg, cu::launch(cfg, kernel, args...)   -> Status, the only way to start a kernel
 //   cu::SmemLayout, cu::smem_at<T>(base, off, n)      dynamic shared memory
 //   CU_SHARED(name, type), CU_DYN_SHARED(name)        shared memory declarations
+//   CU_NOINLINE                                       a large function with several callers
 //   cu::max_resident_blocks, cu::sm_count, cu::memset_async, cu::guard
 //   ptx::*                                            single instructions, see device.h
 //
@@ -32,4 +33,7 @@
 
 #if defined(__CUDACC__)
 #include "device.h"
+#define CU_NOINLINE __noinline__
+#else
+#define CU_NOINLINE __attribute__((noinline))
 #endif

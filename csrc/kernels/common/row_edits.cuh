@@ -45,6 +45,12 @@ struct RowEdits {
     IdMap map;
     int64_t vocab_size = 0;  // target ids there are
     bool none = true;
+
+    // Target id of a column, -1 where that is none.
+    __device__ __forceinline__ int32_t target_of(int64_t column) const {
+        const int64_t id = map(column);
+        return id >= 0 && id < vocab_size ? static_cast<int32_t>(id) : -1;
+    }
 };
 
 // Edits of row r of the call, of request b.
@@ -52,7 +58,7 @@ __device__ __forceinline__ RowEdits edits_of(const SamplingControls& c, int64_t 
                                              const DraftsBefore& drafts, const IdMap& map,
                                              int64_t vocab_size) {
     RowEdits e;
-    if (!c.any_edits) return e;
+    if (!c.any_edits && map.d2t == nullptr) return e;
     e.penalties = penalties_of(c, b);
     e.bias = bias_of(c, b);
     e.allowed = allowed_of(c, r);
@@ -61,7 +67,8 @@ __device__ __forceinline__ RowEdits edits_of(const SamplingControls& c, int64_t 
     e.drafts = drafts;
     e.map = map;
     e.vocab_size = vocab_size;
-    e.none = e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained;
+    e.none = e.penalties.none && e.bias.begin == e.bias.end && !e.allowed.constrained &&
+             map.d2t == nullptr;
     return e;
 }
 
@@ -72,43 +79,41 @@ struct IdSpan {
     __device__ __forceinline__ bool holds(int64_t id) const { return id >= first && id < end; }
 };
 
-// x[i], of target id id_of(i), becomes z. An id that is none (also: past the vocabulary) gets -inf.
-template <int kCount, class IdOf>
-__device__ __forceinline__ void edit(const RowEdits& e, IdSpan span, IdOf id_of,
+// x[i], of target id id[i], becomes z. An id that is none (also: past the vocabulary) gets -inf.
+template <int kCount>
+__device__ __forceinline__ void edit(const RowEdits& e, IdSpan span, const int32_t (&id)[kCount],
                                      float (&x)[kCount]) {
-    const auto is_known = [&](int64_t id) { return id >= 0 && id < e.vocab_size; };
+    const int32_t vocab_size = static_cast<int32_t>(e.vocab_size);
+    const auto is_known = [&](int32_t v) { return v >= 0 && v < vocab_size; };
     if (!e.penalties.none) {
         int32_t count[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const int64_t id = id_of(i);
-            count[i] = is_known(id) ? __ldg(e.penalties.counts + id) : 0;
+            count[i] = is_known(id[i]) ? __ldg(e.penalties.counts + id[i]) : 0;
         }
         for (int64_t u = e.drafts.node; u > 0; u = e.drafts.before(u)) {
             const int64_t draft = e.drafts.ids[e.drafts.first + u];
             if (!span.holds(draft)) continue;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) count[i] += id_of(i) == draft ? 1 : 0;
+            for (int i = 0; i < kCount; ++i) count[i] += id[i] == draft ? 1 : 0;
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
-            const int64_t id = id_of(i);
-            const bool in_prompt =
-                e.penalties.prompt != nullptr && is_known(id) && bit_of(e.penalties.prompt, id);
+            const bool in_prompt = e.penalties.prompt != nullptr && is_known(id[i]) &&
+                                   bit_of(e.penalties.prompt, id[i]);
             x[i] = penalised(e.penalties, x[i], count[i], in_prompt);
         }
     }
     for (int64_t k = e.bias.begin; k < e.bias.end; ++k) {
-        const int64_t id = e.bias_ids[k];
-        if (!span.holds(id)) continue;
+        const int64_t biased = e.bias_ids[k];
+        if (!span.holds(biased)) continue;
         const float value = e.bias_values[k];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) x[i] = id_of(i) == id ? x[i] + value : x[i];
+        for (int i = 0; i < kCount; ++i) x[i] = id[i] == biased ? x[i] + value : x[i];
     }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        const int64_t id = id_of(i);
-        if (!is_known(id) || !e.allowed(id)) x[i] = minus_infinity();
+        if (!is_known(id[i]) || !e.allowed(id[i])) x[i] = minus_infinity();
     }
 }
 
@@ -133,35 +138,49 @@ struct VocabRow {
     __device__ __forceinline__ void apply(int64_t first, int64_t end, ColumnOf column_of,
                                           float (&x)[kCount]) const {
         if (edits.none) return;
-        if (edits.map.d2t == nullptr) {
-            edit(edits, IdSpan{first, end}, column_of, x);
-            return;
-        }
-        int64_t id[kCount];
+        const bool is_mapped = edits.map.d2t != nullptr;
+        int32_t id[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             const int64_t column = column_of(i);
-            id[i] = column < columns ? edits.map(column) : -1;
+            id[i] = static_cast<int32_t>(column);
+            if (is_mapped) id[i] = column < columns ? edits.target_of(column) : -1;
         }
-        edit(
-            edits, IdSpan{0, edits.vocab_size}, [&](int i) { return id[i]; }, x);
+        const IdSpan span = is_mapped ? IdSpan{0, edits.vocab_size} : IdSpan{first, end};
+        edit(edits, span, id, x);
     }
 
-    // The thread's 16 entries of a tile, in groups of a quad.
+    // The thread's 16 entries of a tile, in groups of a quad. All loads come first; the edits then go
+    // quad by quad, which needs fewer registers.
     __device__ __forceinline__ void load_tile(int tile, float (&x)[kEntriesPerThread]) const {
         cuda::load_tile<kQuad>(row, columns, tile, x);
-        const int64_t first = tile * kVocabTile;
-        apply(
-            first, first + kVocabTile, [&](int i) { return first + entry_place<kQuad>(i); }, x);
+        if (edits.none) return;
+#pragma unroll
+        for (int i = 0; i < kEntriesPerThread; i += kQuad) {
+            const int64_t first = tile * kVocabTile + entry_place<kQuad>(i);
+            float quad[kQuad] = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+            apply(
+                first, first + kQuad, [&](int k) { return first + k; }, quad);
+#pragma unroll
+            for (int k = 0; k < kQuad; ++k) x[i + k] = quad[k];
+        }
     }
 
-    // The lane's quads of the strips that begin at `first`, by a whole warp.
+    // The lane's quads of the strips that begin at `first`, by a whole warp. All loads come first; the
+    // edits then go quad by quad, which needs fewer registers.
     template <int kCount>
     __device__ __forceinline__ void load_strips(int64_t first, float (&x)[kCount]) const {
         cuda::load_strips(row, columns, first, x);
-        apply(
-            first, first + kCount / kQuad * kStrip,
-            [&](int i) { return first + strip_place(i); }, x);
+        if (edits.none) return;
+#pragma unroll
+        for (int i = 0; i < kCount; i += kQuad) {
+            const int64_t quad = first + strip_place(i);
+            float z[kQuad] = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+            apply(
+                quad, quad + kQuad, [&](int k) { return quad + k; }, z);
+#pragma unroll
+            for (int k = 0; k < kQuad; ++k) x[i + k] = z[k];
+        }
     }
 
     // The entries first..first+3.

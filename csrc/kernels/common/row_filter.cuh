@@ -51,8 +51,8 @@ struct Kept {
 
 // --- The sparse way ---------------------------------------------------------------------------------
 // The kept prefix of the sorted list. whole: mass that top_p is a share of, 0: that of the top k.
-__device__ inline Kept kept_of_list(const FilterJob& job, uint32_t floor, double whole,
-                                    SelectPlan& plan) {
+CU_NOINLINE __device__ inline Kept kept_of_list(const FilterJob& job, uint32_t floor, double whole,
+                                                SelectPlan& plan) {
     constexpr int kEach = kListEntries / kSelectThreads;
     const int length = static_cast<int>(plan.length);
     const int first = static_cast<int>(threadIdx.x) * kEach;
@@ -87,7 +87,7 @@ __device__ inline Kept kept_of_list(const FilterJob& job, uint32_t floor, double
 }
 
 // Mass of what was gathered.
-__device__ inline uint64_t mass_of_list(const RankedRow& r, SelectPlan& plan) {
+CU_NOINLINE __device__ inline uint64_t mass_of_list(const RankedRow& r, SelectPlan& plan) {
     uint64_t mine = 0;
     for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(plan.length);
          i += kSelectThreads) {
@@ -141,7 +141,8 @@ __device__ __forceinline__ Kept search_kept(const FilterJob& job, uint32_t floor
 
 // --- Restating the row ------------------------------------------------------------------------------
 // Every tile's kept mass, and its exponent sum relative to the row where wanted. Returns the total.
-__device__ inline uint64_t restate_from_list(const FilterJob& job, int count, SelectPlan& plan) {
+CU_NOINLINE __device__ inline uint64_t restate_from_list(const FilterJob& job, int count,
+                                                         SelectPlan& plan) {
     uint64_t total = 0;
     for (int first = 0; first < job.scratch.num_tiles; first += kBuckets) {
         clear_buckets(plan);
@@ -164,7 +165,8 @@ __device__ inline uint64_t restate_from_list(const FilterJob& job, int count, Se
     return block_sum<kSelectThreads>(total, plan.scan);
 }
 
-__device__ inline uint64_t restate_from_row(const FilterJob& job, uint64_t cut, SelectPlan& plan) {
+CU_NOINLINE __device__ inline uint64_t restate_from_row(const FilterJob& job, uint64_t cut,
+                                                        SelectPlan& plan) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     uint64_t total = 0;
@@ -198,7 +200,8 @@ __device__ inline uint64_t restate_from_row(const FilterJob& job, uint64_t cut, 
 }
 
 // Sum of weight * exponent over what is kept, in a fixed order. Valid in warp 0.
-__device__ inline float exponent_sum(const FilterJob& job, const Kept& kept, SelectPlan& plan) {
+CU_NOINLINE __device__ inline float exponent_sum(const FilterJob& job, const Kept& kept,
+                                                 SelectPlan& plan) {
     const int count = kept.count < 0 ? job.scratch.num_tiles : kept.count;
     __syncthreads();  // of the dense way: every tile's sum is there
     if (threadIdx.x >= kWarpSize) return 0.0f;

@@ -89,7 +89,7 @@ __device__ __forceinline__ void for_entries(const RankedRow& r, uint32_t key, Fn
 }
 
 // --- Buckets ----------------------------------------------------------------------------------------
-__device__ inline void clear_buckets(SelectPlan& plan) {
+CU_NOINLINE __device__ inline void clear_buckets(SelectPlan& plan) {
     for (int i = static_cast<int>(threadIdx.x); i < kBuckets; i += kSelectThreads) {
         plan.counts[i] = 0;
         plan.masses[i] = 0;
@@ -100,13 +100,16 @@ __device__ inline void clear_buckets(SelectPlan& plan) {
 // From the top bucket down, the first one where before + sum of the buckets reaches `limit`: leaves it
 // in plan.bucket, -1 when there is none, and what lies before it in plan.before.
 template <class T>
-__device__ inline void find_bucket(const T* buckets, uint64_t before, uint64_t limit,
-                                   SelectPlan& plan) {
+CU_NOINLINE __device__ inline void find_bucket(const T* buckets, uint64_t before, uint64_t limit,
+                                               SelectPlan& plan) {
     const int top = kBuckets - 1 - static_cast<int>(threadIdx.x) * kBucketsPerThread;
     uint64_t mine = 0;
 #pragma unroll
     for (int i = 0; i < kBucketsPerThread; ++i) mine += buckets[top - i];
-    if (threadIdx.x == 0) plan.bucket = -1;
+    if (threadIdx.x == 0) {
+        plan.bucket = -1;
+        plan.before = before;
+    }
     const Scan<uint64_t> sums = block_inclusive_sum<kSelectThreads>(mine, plan.scan);
     uint64_t here = before + sums.inclusive - mine;
     if (here < limit && here + mine >= limit) {
@@ -120,7 +123,8 @@ __device__ inline void find_bucket(const T* buckets, uint64_t before, uint64_t l
 
 // A key that at least k entries reach: the k-th largest group maximum. The lowest one where there are
 // fewer groups.
-__device__ inline uint32_t bound_of_count(const GroupMaxima& groups, int64_t k, SelectPlan& plan) {
+CU_NOINLINE __device__ inline uint32_t bound_of_count(const GroupMaxima& groups, int64_t k,
+                                                      SelectPlan& plan) {
     if (k > groups.count()) return kLowestKey;
     constexpr int kLowBits = 16 - kBucketBits;
     uint32_t high = 0;
@@ -154,8 +158,8 @@ struct Prefix {
 
 // The shortest prefix of the order within ranks [low, high] whose count (by_mass: whose mass) is at
 // least `limit`, > 0.
-__device__ inline Prefix search(const RankedRow& r, uint64_t low, uint64_t high, bool by_mass,
-                                uint64_t limit, SelectPlan& plan) {
+CU_NOINLINE __device__ inline Prefix search(const RankedRow& r, uint64_t low, uint64_t high,
+                                            bool by_mass, uint64_t limit, SelectPlan& plan) {
     uint64_t before = 0, mass_before = 0;
     for (;;) {
         const int bits = high == low ? 0 : 64 - __clzll(static_cast<long long>(high - low));
@@ -195,7 +199,7 @@ __device__ inline Prefix search(const RankedRow& r, uint64_t low, uint64_t high,
 
 // --- The list ---------------------------------------------------------------------------------------
 // Entries with a value above -inf whose rank is at least `low`, unsorted. False: they do not fit.
-__device__ inline bool gather(const RankedRow& r, uint64_t low, SelectPlan& plan) {
+CU_NOINLINE __device__ inline bool gather(const RankedRow& r, uint64_t low, SelectPlan& plan) {
     __syncthreads();  // the list and its length have been read
     if (threadIdx.x == 0) plan.length = 0;
     __syncthreads();
@@ -210,7 +214,7 @@ __device__ inline bool gather(const RankedRow& r, uint64_t low, SelectPlan& plan
 }
 
 // Larger ranks first; a bitonic network over the next power of two.
-__device__ inline void sort_list(SelectPlan& plan) {
+CU_NOINLINE __device__ inline void sort_list(SelectPlan& plan) {
     const int length = static_cast<int>(plan.length);
     int size = 2;
     while (size < length) size *= 2;
@@ -235,7 +239,8 @@ __device__ inline void sort_list(SelectPlan& plan) {
 }
 
 // The first n entries (of rank >= low) of the order, sorted, in plan.list; returns how many there are.
-__device__ inline int top_entries(const RankedRow& r, uint64_t low, int n, SelectPlan& plan) {
+CU_NOINLINE __device__ inline int top_entries(const RankedRow& r, uint64_t low, int n,
+                                              SelectPlan& plan) {
     const uint64_t bound = last_rank(bound_of_count(r.groups, n, plan));
     const uint64_t reach = bound > low ? bound : low;
     if (!gather(r, reach, plan)) {

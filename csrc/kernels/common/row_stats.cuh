@@ -166,8 +166,8 @@ using FallbackPlan = FallbackScratch<kTileThreads>;
 // The token of a row whose status is kTargetNan or kEmptySupport (common/verify.h, 1 and 2), by the
 // whole block, which reads the row again. Every thread gets the result.
 template <int kThreads>
-__device__ inline int64_t fallback_token(const VocabRow& row, int32_t status,
-                                         FallbackScratch<kThreads>& plan) {
+CU_NOINLINE __device__ inline int64_t fallback_token(const VocabRow& row, int32_t status,
+                                                     FallbackScratch<kThreads>& plan) {
     const Allowed& allowed = row.edits.allowed;
     ArgMax best{minus_infinity(), INT32_MAX}, best_allowed = best;
     uint32_t lowest_allowed = 0xffffffffu;

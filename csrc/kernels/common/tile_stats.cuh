@@ -205,15 +205,14 @@ __device__ __forceinline__ uint16_t group_key(const float* strips, int first, in
 
 // By the whole block, once per block. kRaw: the sum of x is wanted; kEdits: the row has edits; kMore:
 // entropy or groups are wanted. `more` is used with kEdits or kMore only.
-template <bool kRaw, bool kEdits, bool kMore, class T>
-__device__ __forceinline__ void tile_statistics(const T* row, const VocabRow& whole, int tile,
+template <int kVec, bool kRaw, bool kEdits, bool kMore>
+__device__ __forceinline__ void tile_statistics(const VocabRow& whole, int tile,
                                                 const StatsWanted& wanted, StatsPlan& plan,
                                                 MoreStatsPlan* more, const RowScratch& out) {
-    constexpr int kVec = 16 / static_cast<int>(sizeof(T));
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     float x[kEntriesPerThread];
-    load_tile<kVec>(row, whole.columns, tile, x);
+    load_tile<kVec>(whole.row, whole.columns, tile, x);
 
     const auto sum_scaled = [&](float from, float by, float* strips) {
         float mass[kEntriesPerThread];
@@ -325,10 +324,11 @@ template <bool kRaw, bool kEdits, bool kMore>
 __device__ __forceinline__ void tile_statistics(const VocabRow& row, int tile,
                                                 const StatsWanted& wanted, StatsPlan& plan,
                                                 MoreStatsPlan* more, const RowScratch& out) {
-    with_type(row.row.dtype, [&](auto zero) {
-        tile_statistics<kRaw, kEdits, kMore>(row.row.as<decltype(zero)>(), row, tile, wanted, plan,
-                                             more, out);
-    });
+    if (row.row.dtype == DType::kF32) {
+        tile_statistics<4, kRaw, kEdits, kMore>(row, tile, wanted, plan, more, out);
+    } else {
+        tile_statistics<8, kRaw, kEdits, kMore>(row, tile, wanted, plan, more, out);
+    }
 }
 
 }  // namespace specdec::cuda

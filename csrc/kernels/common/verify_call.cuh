@@ -12,6 +12,10 @@ SPECDEC_HD bool wants_raw(const VerifyParams& p) {
 SPECDEC_HD bool wants_processed(const VerifyParams& p) {
     return p.logprobs_wanted.count >= 0 && p.logprobs_wanted.processed;
 }
+// Whether rows may have edits: beside the controls, d2t takes ids outside the vocabulary away.
+SPECDEC_HD bool has_edits(const VerifyParams& p) {
+    return p.controls.any_edits || (p.draft_controls && p.d2t != nullptr);
+}
 SPECDEC_HD int top_n(const VerifyParams& p) {
     return p.logprobs_wanted.count > 0 ? p.logprobs_wanted.count : 0;
 }
@@ -30,7 +34,7 @@ __device__ __forceinline__ void write_id(const VerifyParams& p, void* ids, int64
 
 // Natural logarithm of the probability of an id, of the row before its edits or (processed) of its law;
 // 0 where the row has none. By a whole warp.
-__device__ inline float logprob_of(const VocabRow& row, const RowScratch& scratch,
+__attribute__((noinline)) __device__ inline float logprob_of(const VocabRow& row, const RowScratch& scratch,
                                    const LawPlan& plan, bool processed, int64_t id) {
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     if (processed) {

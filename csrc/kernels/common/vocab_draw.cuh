@@ -146,7 +146,8 @@ __device__ __forceinline__ EntryMass<> law_in_tile(const VocabRow& row, const Ro
 
 // Mass of one tile. Every thread gets the result.
 template <class Removed>
-__device__ inline float tile_mass(const EntryMass<Removed>& weight, int tile, float* strips) {
+CU_NOINLINE __device__ inline float tile_mass(const EntryMass<Removed>& weight, int tile,
+                                              float* strips) {
     float mass[kEntriesPerThread];
     weight.of_tile(tile, mass);
     sum_strips<kQuad>(mass, strips);
@@ -158,8 +159,8 @@ __device__ inline float tile_mass(const EntryMass<Removed>& weight, int tile, fl
 
 // Draws an id of a tile whose strips have been summed up. The result is valid in warp 0.
 template <class Removed>
-__device__ inline int64_t draw_from_strips(const EntryMass<Removed>& weight, int tile, float u,
-                                           const float* strips) {
+__device__ __forceinline__ int64_t draw_from_strips(const EntryMass<Removed>& weight, int tile,
+                                                    float u, const float* strips) {
     if (threadIdx.x >= kWarpSize) return 0;
     const int lane = static_cast<int>(threadIdx.x);
     const float strip_mass = strips[lane];
@@ -193,8 +194,8 @@ __device__ inline int64_t draw_from_strips(const EntryMass<Removed>& weight, int
 
 // Draws an id of one tile. The result is valid in warp 0.
 template <class Removed>
-__device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int tile, float u,
-                                       float* strips) {
+CU_NOINLINE __device__ inline int64_t draw_in_tile(const EntryMass<Removed>& weight, int tile,
+                                                   float u, float* strips) {
     float mass[kEntriesPerThread];
     weight.of_tile(tile, mass);
     sum_strips<kQuad>(mass, strips);
@@ -208,14 +209,27 @@ struct Pick {
     Bucket tile;
 };
 
-__device__ __forceinline__ Pick pick_from_law(const VocabRow& row, const RowScratch& s,
-                                              const RowLaw& law, bool filtered, float u) {
+// By whole warps; every lane gets the result.
+__device__ __forceinline__ Bucket tile_of_law(const RowScratch& s, const RowLaw& law, bool filtered,
+                                              float u) {
     const auto mass_of = [&](int t) {
         const TileStats tile = load_stats(s.tiles + t);
         return filtered ? tile.sum : tile_mass(tile, law.max, law.scale);
     };
-    const Bucket tile = pick_bucket(s.num_tiles, u, total_mass(s.num_tiles, mass_of), mass_of);
-    return Pick{law_in_tile(row, law, load_stats(s.tiles + tile.index).max), tile};
+    return pick_bucket(s.num_tiles, u, total_mass(s.num_tiles, mass_of), mass_of);
+}
+
+// Of the row's law, by the whole block: one thread fills the pick, for all.
+__device__ __forceinline__ void pick_from_law(const VocabRow& row, const RowScratch& s,
+                                              const RowLaw& law, bool filtered, float u,
+                                              Uniform<Pick>& shared) {
+    const Bucket tile = tile_of_law(s, law, filtered, u);
+    if (threadIdx.x == 0) {
+        Pick& pick = shared.get();
+        pick.weight = law_in_tile(row, law, load_stats(s.tiles + tile.index).max);
+        pick.tile = tile;
+    }
+    __syncthreads();
 }
 
 __device__ __forceinline__ int64_t draw(const Pick& pick, float* strips) {

@@ -163,8 +163,12 @@ __device__ __forceinline__ void with_type(DType dtype, Fn&& fn) {
 template <int kVec>
 __device__ __forceinline__ void load_tile(const Row& row, int64_t vocab_size, int tile,
                                           float (&x)[kEntriesPerThread]) {
-    with_type(row.dtype,
-              [&](auto zero) { load_tile<kVec>(row.as<decltype(zero)>(), vocab_size, tile, x); });
+    with_type(row.dtype, [&](auto zero) {
+        // 16 bytes at most: groups of 8 are for 16-bit types.
+        if constexpr (kVec * sizeof(zero) <= 16) {
+            load_tile<kVec>(row.as<decltype(zero)>(), vocab_size, tile, x);
+        }
+    });
 }
 
 // The entries first..first+3, with -inf past the vocabulary.

@@ -73,20 +73,22 @@ __global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
                                          layout_of(p).at(p.scratch, row));
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
+__global__ void __launch_bounds__(kSelectThreads, 1)
     sample_filter_kernel(const __grid_constant__ SampleParams p) {
     CU_SHARED(plan, SelectPlan);
+    CU_SHARED(shared_job, Uniform<FilterJob>);
     const int64_t row = blockIdx.x;
     const LawPlan law = law_plan(p.controls, row, p.vocab_size, wants_processed(p));
     const int n = top_n(p);
     if (!law.filtered && n == 0) return;
     const RowScratch scratch = layout_of(p).at(p.scratch, row);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
-    const FilterJob job{{logits_of(p, row), scratch.z_maxima(), peak.max, law.scale},
-                        scratch,
-                        law.filters,
-                        p.vocab_size,
-                        false};
+    const FilterJob& job =
+        shared_job.set(FilterJob{{logits_of(p, row), scratch.z_maxima(), peak.max, law.scale},
+                                 scratch,
+                                 law.filters,
+                                 p.vocab_size,
+                                 false});
     filter_and_report(job, peak, law.filtered, n, wants_processed(p), plan,
                       [&](int i, int64_t id, float logprob) {
                           p.top_ids[row * n + i] = id;
@@ -94,12 +96,14 @@ __global__ void __launch_bounds__(kSelectThreads)
                       });
 }
 
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 2)
     sample_draw_kernel(const __grid_constant__ SampleParams p) {
     CU_SHARED(strips, float[kStrips]);
     CU_SHARED(fallback, FallbackPlan);
+    CU_SHARED(shared_row, Uniform<VocabRow>);
+    CU_SHARED(shared_pick, Uniform<Pick>);
     const int64_t row = blockIdx.x;
-    const VocabRow logits = logits_of(p, row);
+    const VocabRow& logits = shared_row.set(logits_of(p, row));
     const RowScratch scratch = layout_of(p).at(p.scratch, row);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     const LawPlan plan = law_plan(p.controls, row, p.vocab_size, wants_processed(p));
@@ -111,7 +115,8 @@ __global__ void __launch_bounds__(kTileThreads)
         if (p.controls.any_edits) token = fallback_token(logits, peak.status(), fallback);
     } else if (!plan.greedy) {
         const float u = uniform_at(p.seeds[row], p.positions[row], 0, Purpose::kSample);
-        token = draw(pick_from_law(logits, scratch, law, plan.filtered, u), strips);
+        pick_from_law(logits, scratch, law, plan.filtered, u, shared_pick);
+        token = draw(shared_pick.get(), strips);
     }
     if (threadIdx.x >= kWarpSize) return;
 

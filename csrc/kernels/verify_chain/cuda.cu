@@ -92,9 +92,10 @@ __global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
 }
 
 // --- Launch 2 -------------------------------------------------------------------------------------
-__global__ void __launch_bounds__(kSelectThreads)
+__global__ void __launch_bounds__(kSelectThreads, 1)
     verify_filter_kernel(const __grid_constant__ VerifyChainParams p, unsigned rows_per_request) {
     CU_SHARED(shared, SelectPlan);
+    CU_SHARED(shared_job, Uniform<FilterJob>);
     const Slot slot = slot_of(p, rows_per_request);
     const Plan plan = plan_of(p);
     const Request r = read_request(p, slot.b);
@@ -106,11 +107,11 @@ __global__ void __launch_bounds__(kSelectThreads)
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     const VocabRow row = slot.is_draft ? draft_row(p, r, slot.j) : target_row(p, r, slot.j);
     const bool entropy = !slot.is_draft && p.method == Method::kTypical && !r.p.greedy;
-    const FilterJob job{{row, scratch.z_maxima(), peak.max, law.scale},
-                        scratch,
-                        law.filters,
-                        p.vocab_size,
-                        entropy};
+    const FilterJob& job = shared_job.set(FilterJob{{row, scratch.z_maxima(), peak.max, law.scale},
+                                                    scratch,
+                                                    law.filters,
+                                                    p.vocab_size,
+                                                    entropy});
     const int64_t first = (slot.b * (p.max_path + 1) + slot.j) * n;
     filter_and_report(job, peak, law.filtered, n, wants_processed(p), shared,
                       [&](int i, int64_t id, float logprob) {
@@ -121,17 +122,75 @@ __global__ void __launch_bounds__(kSelectThreads)
 
 // --- Last launch ----------------------------------------------------------------------------------
 struct AcceptPlan {
+    Uniform<Plan> plan;
+    Uniform<Request> request;
+    Uniform<Decision> end;
+    Uniform<ResidualJob> residual;
+    Uniform<Pick> pick;
     Decision decisions[kTileWarps];
     float strips[kStrips];
     int64_t token;
     FallbackPlan fallback;
 };
 
+// Each of these fills a part of the plan, for all threads; one thread computes it.
+CU_NOINLINE __device__ inline void set_request(const VerifyChainParams& p, AcceptPlan& shared) {
+    if (threadIdx.x == 0) {
+        shared.plan.get() = plan_of(p);
+        shared.request.get() = read_request(p, blockIdx.x);
+    }
+    __syncthreads();
+}
+
+CU_NOINLINE __device__ inline void set_residual(const VerifyChainParams& p, const Decision& d,
+                                                float alpha, float* q_values, AcceptPlan& shared) {
+    __syncthreads();  // the one before has been read
+    if (threadIdx.x == 0) {
+        fill_residual(p, shared.plan.get(), shared.request.get(), d, alpha, q_values,
+                      shared.residual.get());
+    }
+    __syncthreads();
+}
+
+CU_NOINLINE __device__ inline void set_pick_from_law(const VerifyChainParams& p, const Decision& d,
+                                                     float u, AcceptPlan& shared) {
+    const Request& r = shared.request.get();
+    pick_from_law(target_row(p, r, d.row), target_scratch(p, shared.plan.get(), r.index, d.row),
+                  d.p, r.p.filtered, u, shared.pick);
+}
+
+// Of the residual of shared.residual, whose mass is `total`; of p where that is none.
+CU_NOINLINE __device__ inline void set_pick_from_residual(const VerifyChainParams& p,
+                                                          const Decision& d, const float* masses,
+                                                          float total, float u,
+                                                          AcceptPlan& shared) {
+    if (!(total >= kMinResidualMass)) {
+        set_pick_from_law(p, d, u, shared);
+        return;
+    }
+    const ResidualJob& job = shared.residual.get();
+    const auto mass_of = [&](int tile) { return masses[tile]; };
+    const Bucket tile = pick_bucket(job.num_tiles, u, total, mass_of);
+    if (threadIdx.x == 0) {
+        shared.pick.get().weight = job.weight;
+        shared.pick.get().tile = tile;
+    }
+    __syncthreads();
+    prepare_tile(job, tile.index);
+}
+
 // A token that one warp knows, for all threads.
 __device__ __forceinline__ int64_t share_token(int64_t token, AcceptPlan& shared) {
     if (threadIdx.x == 0) shared.token = token;
     __syncthreads();
     return shared.token;
+}
+
+// The chain ends at row j, or is looked at there.
+__device__ __forceinline__ void set_end(const VerifyChainParams& p, int64_t j, AcceptPlan& shared) {
+    const Decision& d =
+        judge_alone(p, shared.plan.get(), shared.request.get(), j, shared.decisions);
+    shared.end.set(d);
 }
 
 // The number that draws the token where no residual is drawn from.
@@ -151,31 +210,34 @@ __device__ __forceinline__ void share_residuals(const VerifyChainParams& p, cons
                                                 const Request& r, const Decision& end,
                                                 bool is_block, const float* alphas, float* masses,
                                                 float* q_values, AcceptPlan& shared) {
-    Decision d = end;
     float alpha = 1.0f;
     for (int64_t v = end.row;; --v) {
+        const Decision* d = &end;
         if (is_block) {
             v = next_wanted(p, r, v == end.row ? v - 1 : v, alphas);
             if (v < 0) return;
             alpha = alphas[v];
-            d = judge_alone(p, plan, r, v, shared.decisions);
+            d = &judge_alone(p, plan, r, v, shared.decisions);
         }
-        const ResidualJob job = residual_job(p, plan, r, d, alpha, q_values);
+        set_residual(p, *d, alpha, q_values, shared);
+        const ResidualJob& job = shared.residual.get();
         residual_masses(job, static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y),
                         is_block ? masses + v * job.num_tiles : masses, shared.strips);
         if (alpha >= 1.0f) return;
     }
 }
 
-__global__ void __launch_bounds__(kTileThreads)
+__global__ void __launch_bounds__(kTileThreads, 2)
     verify_accept_kernel(const __grid_constant__ VerifyChainParams p) {
     CU_SHARED(shared, AcceptPlan);
     CU_DYN_SHARED(dynamic);
     const int64_t b = blockIdx.x;
     const int share = static_cast<int>(blockIdx.y), num_shares = static_cast<int>(gridDim.y);
-    const Plan plan = plan_of(p);
+    set_request(p, shared);
+    const Plan& plan = shared.plan.get();
+    const Request& r = shared.request.get();
+    Decision& end = shared.end.get();
     float* q_values = plan.has_map ? cu::smem_at<float>(dynamic, 0, kTileEntries) : nullptr;
-    const Request r = read_request(p, b);
     if (r.num_rows == 0) {
         if (share == 0) write_outputs(p, plan, r, 0, -1, 0);
         return;
@@ -187,14 +249,12 @@ __global__ void __launch_bounds__(kTileThreads)
     float* alphas = scratch_at<float>(p, plan.alphas) + (b * num_shares + share) * (p.max_path + 1);
     const bool is_block = p.method == Method::kBlock && !r.p.greedy;
     const bool is_sampled = p.method == Method::kSampled && !r.p.greedy;
-    const Leaf leaf = walk_down(p, plan, r, shared.decisions, alphas);
-    Decision end = leaf.decision;
+    const float alpha_of_end = walk_down(p, plan, r, shared.decisions, alphas, end);
     bool rejected = end.verdict == Verdict::kResidual;
-    if (is_block) rejected = end.row > 0 && !(coin_of(p, r, end.row) < leaf.alpha);
+    if (is_block) rejected = end.row > 0 && !(coin_of(p, r, end.row) < alpha_of_end);
 
     // The residual's tiles, shared; then the last block alone, or block 0 where there is none.
     if (rejected) {
-        __syncthreads();  // the decisions have been read, the alphas are there
         share_residuals(p, plan, r, end, is_block, alphas, masses, q_values, shared);
         if (!is_last_block(scratch_at<uint32_t>(p, plan.tickets) + b, num_shares)) return;
     } else if (share != 0) {
@@ -205,12 +265,11 @@ __global__ void __launch_bounds__(kTileThreads)
     for (;;) {
         const bool is_law =
             !rejected && end.verdict != Verdict::kArgmax && end.verdict != Verdict::kFallback;
-        Pick pick;
         if (rejected) {
             float alpha = 1.0f, total;
             if (is_block) {
                 const Climb climb = walk_up(p, r, end.row, alphas, masses, num_tiles);
-                end = judge_alone(p, plan, r, climb.row, shared.decisions);
+                set_end(p, climb.row, shared);
                 alpha = climb.alpha;
                 total = climb.mass;
                 masses += climb.row * num_tiles;
@@ -218,15 +277,14 @@ __global__ void __launch_bounds__(kTileThreads)
                 total = total_mass(num_tiles, [&](int tile) { return masses[tile]; });
             }
             const float u = uniform_at(p.seeds[b], p.positions[b], end.row + 1, Purpose::kResidual);
-            pick = pick_from_residual(residual_job(p, plan, r, end, alpha, q_values),
-                                      target_scratch(p, plan, b, end.row), masses, total, u);
+            set_residual(p, end, alpha, q_values, shared);
+            set_pick_from_residual(p, end, masses, total, u, shared);
         } else if (is_law) {
-            pick = pick_from_law(target_row(p, r, end.row), target_scratch(p, plan, b, end.row),
-                                 end.p, r.p.filtered, uniform_of(p, r, end));
+            set_pick_from_law(p, end, uniform_of(p, r, end), shared);
         }
         int64_t token = end.argmax;
         if (rejected || is_law) {
-            token = share_token(draw(pick, shared.strips), shared);
+            token = share_token(draw(shared.pick.get(), shared.strips), shared);
         } else if (end.verdict == Verdict::kFallback && p.controls.any_edits) {
             token = fallback_token(target_row(p, r, end.row), end.status, shared.fallback);
         }
@@ -234,7 +292,7 @@ __global__ void __launch_bounds__(kTileThreads)
             write_outputs(p, plan, r, end.row, token, end.status);
             return;
         }
-        end = judge_alone(p, plan, r, end.row + 1, shared.decisions);
+        set_end(p, end.row + 1, shared);
     }
 }
 
@@ -264,8 +322,9 @@ Status verify_chain(const VerifyChainParams& p, Stream stream) {
     cfg.stream = stream;
     cfg.grid = dim3(static_cast<unsigned>(rows + (plan.has_map ? 1 : 0)),
                     static_cast<unsigned>(most_tiles));
-    status = p.controls.any_edits
-                 ? cu::launch(cfg, verify_statistics_kernel<true, true>, p, per_request)
+    // Columns without a target id are edited away too.
+    const bool edits = p.controls.any_edits || (p.draft_controls && plan.has_map);
+    status = edits  ? cu::launch(cfg, verify_statistics_kernel<true, true>, p, per_request)
              : more ? cu::launch(cfg, verify_statistics_kernel<false, true>, p, per_request)
                     : cu::launch(cfg, verify_statistics_kernel<false, false>, p, per_request);
     if (!status.ok()) return status;

@@ -38,8 +38,8 @@ __device__ __forceinline__ float q_of(const VerifyChainParams& p, const Plan& pl
 }
 
 // What row j says. By a whole warp; every lane gets the result.
-__device__ inline Decision judge(const VerifyChainParams& p, const Plan& plan, const Request& r,
-                                 int64_t j) {
+CU_NOINLINE __device__ inline Decision judge(const VerifyChainParams& p, const Plan& plan,
+                                             const Request& r, int64_t j) {
     const RowScratch scratch = target_scratch(p, plan, r.index, j);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     Decision d{};
@@ -84,17 +84,12 @@ __device__ inline Decision judge(const VerifyChainParams& p, const Plan& plan, c
     return d;
 }
 
-// Where a chain ends on the way down.
-struct Leaf {
-    Decision decision;
-    float alpha;  // `block`: its acceptance; 1 else
-};
-
-// The first row that does not accept; rows are judged side by side, so no row behind it has a say.
-// alphas [K+1] belong to this block and get the acceptance of every row down to there, for `block`.
-// Every thread gets the result.
-__device__ __forceinline__ Leaf walk_down(const VerifyChainParams& p, const Plan& plan,
-                                          const Request& r, Decision* decisions, float* alphas) {
+// The first row that does not accept, in `end` for all threads; rows are judged side by side, so no row
+// behind it has a say. For `block`, alphas [K+1], which belong to this block, get the acceptance of
+// every row down to there, and that of `end` is returned.
+__device__ __forceinline__ float walk_down(const VerifyChainParams& p, const Plan& plan,
+                                           const Request& r, Decision* decisions, float* alphas,
+                                           Decision& end) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     float alpha = 1.0f;
     for (int64_t first = 0;; first += kTileWarps) {
@@ -107,7 +102,11 @@ __device__ __forceinline__ Leaf walk_down(const VerifyChainParams& p, const Plan
         for (int w = 0; w < kTileWarps; ++w) {
             const Decision& d = decisions[w];
             if (p.method == Method::kBlock && threadIdx.x == 0) alphas[first + w] = alpha;
-            if (d.verdict != Verdict::kAccept) return Leaf{d, alpha};
+            if (d.verdict != Verdict::kAccept) {
+                if (threadIdx.x == 0) end = d;
+                __syncthreads();
+                return alpha;
+            }
             if (p.method != Method::kBlock) continue;
             const float scaled = alpha * d.p_draft;
             alpha = scaled < d.q_draft ? scaled / d.q_draft : scaled > 0.0f ? 1.0f : 0.0f;
@@ -116,8 +115,9 @@ __device__ __forceinline__ Leaf walk_down(const VerifyChainParams& p, const Plan
 }
 
 // The decision of one row, for all threads.
-__device__ inline Decision judge_alone(const VerifyChainParams& p, const Plan& plan,
-                                       const Request& r, int64_t j, Decision* decisions) {
+CU_NOINLINE __device__ inline const Decision& judge_alone(const VerifyChainParams& p,
+                                                          const Plan& plan, const Request& r,
+                                                          int64_t j, Decision* decisions) {
     __syncthreads();  // decisions have been read
     if (threadIdx.x < kWarpSize) {
         const Decision d = judge(p, plan, r, j);

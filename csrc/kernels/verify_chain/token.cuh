@@ -17,25 +17,23 @@ struct ResidualJob {
     int num_tiles;
 };
 
-__device__ __forceinline__ ResidualJob residual_job(const VerifyChainParams& p, const Plan& plan,
-                                                    const Request& r, const Decision& d, float a,
-                                                    float* q_values) {
-    ResidualJob job;
+__device__ __forceinline__ void fill_residual(const VerifyChainParams& p, const Plan& plan,
+                                              const Request& r, const Decision& d, float a,
+                                              float* q_values, ResidualJob& job) {
     job.map = draft_map(p, plan);
     job.q_values = r.draft_row >= 0 && job.map.exists() ? q_values : nullptr;
-    job.weight = EntryMass<>{target_row(p, r, d.row),
-                             draft_row(p, r, d.row),
-                             job.q_values,
-                             d.p,
-                             d.q,
-                             OneId{d.draft},
-                             a,
-                             1.0f};
+    job.weight.p_row = target_row(p, r, d.row);
+    job.weight.q_row = draft_row(p, r, d.row);
+    job.weight.q_values = job.q_values;
+    job.weight.p = d.p;
+    job.weight.q = d.q;
+    job.weight.removed = OneId{d.draft};
+    job.weight.a = a;
+    job.weight.b = 1.0f;
     const RowScratch scratch = target_scratch(p, plan, r.index, d.row);
     job.tiles = scratch.tiles;
     job.filtered = r.p.filtered;
     job.num_tiles = scratch.num_tiles;
-    return job;
 }
 
 __device__ __forceinline__ void prepare_tile(const ResidualJob& job, int tile) {
@@ -44,8 +42,8 @@ __device__ __forceinline__ void prepare_tile(const ResidualJob& job, int tile) {
 }
 
 // Masses of the tiles of one share, by the whole block.
-__device__ __forceinline__ void residual_masses(const ResidualJob& job, int share, int num_shares,
-                                                float* masses, float* strips) {
+CU_NOINLINE __device__ inline void residual_masses(const ResidualJob& job, int share,
+                                                   int num_shares, float* masses, float* strips) {
     for (int tile = share; tile < job.num_tiles; tile += num_shares) {
         float mass = 0.0f;
         if (!job.filtered || load_stats(job.tiles + tile).sum > 0.0f) {
@@ -54,18 +52,6 @@ __device__ __forceinline__ void residual_masses(const ResidualJob& job, int shar
         }
         if (threadIdx.x == 0) masses[tile] = mass;
     }
-}
-
-// A residual of mass `total`; p where that is none.
-__device__ __forceinline__ Pick pick_from_residual(const ResidualJob& job, const RowScratch& row,
-                                                   const float* masses, float total, float u) {
-    if (!(total >= kMinResidualMass)) {
-        return pick_from_law(job.weight.p_row, row, job.weight.p, job.filtered, u);
-    }
-    const auto mass_of = [&](int tile) { return masses[tile]; };
-    const Bucket tile = pick_bucket(job.num_tiles, u, total, mass_of);
-    prepare_tile(job, tile.index);
-    return Pick{job.weight, tile};
 }
 
 // Whether this is the last of a request's blocks to come here; it then sees what they all wrote.
@@ -86,8 +72,8 @@ __device__ __forceinline__ void write_id(const VerifyParams& p, void* ids, int64
 }
 
 // Log-probability of an id at row j, 0 where the row has no such law. By a whole warp.
-__device__ inline float logprob_at(const VerifyChainParams& p, const Plan& plan, const Request& r,
-                                   int64_t j, int64_t id) {
+CU_NOINLINE __device__ inline float logprob_at(const VerifyChainParams& p, const Plan& plan,
+                                               const Request& r, int64_t j, int64_t id) {
     const RowScratch scratch = target_scratch(p, plan, r.index, j);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     const VocabRow row = target_row(p, r, j);
@@ -103,9 +89,9 @@ __device__ inline float logprob_at(const VerifyChainParams& p, const Plan& plan,
 
 // Writes every output of a request, by the whole block; `token` follows the accepted drafts (-1: the
 // request is inactive).
-__device__ __forceinline__ void write_outputs(const VerifyChainParams& p, const Plan& plan,
-                                              const Request& r, int64_t accepted, int64_t token,
-                                              int32_t status) {
+CU_NOINLINE __device__ inline void write_outputs(const VerifyChainParams& p, const Plan& plan,
+                                                 const Request& r, int64_t accepted, int64_t token,
+                                                 int32_t status) {
     const int64_t b = r.index, width = p.max_path + 1, n = top_n(p);
     const auto id_at = [&](int64_t i) {
         return i < accepted ? p.input_ids[r.first + 1 + i] : i == accepted ? token : -1;

@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
     const LawPlan& law = slot.is_draft ? r.q : r.p;
     if (!law.filtered) return;
     // As in launch 1: what has no statistics is not looked at.
-    const bool needed = p.controls.any_edits ? is_needed<true>(p, r, u, slot.is_draft)
-                                             : is_needed<false>(p, r, u, slot.is_draft);
+    const bool needed = has_edits(p) ? is_needed<true>(p, r, u, slot.is_draft)
+                                     : is_needed<false>(p, r, u, slot.is_draft);
     if (!needed) return;
     const RowScratch scratch = slot.is_draft ? draft_scratch(p, plan, slot.row)
                                              : target_scratch(p, plan, slot.row);
@@ -199,9 +199,9 @@ Status verify_tree(const VerifyTreeParams& p, Stream stream) {
         cfg.block = dim3(kTileThreads);
         cfg.grid = dim3(static_cast<unsigned>(rows + (plan.has_map ? 1 : 0)),
                         static_cast<unsigned>(most_tiles));
-        status = p.controls.any_edits ? cu::launch(cfg, tree_statistics_kernel<true, true>, p)
-                 : more               ? cu::launch(cfg, tree_statistics_kernel<false, true>, p)
-                                      : cu::launch(cfg, tree_statistics_kernel<false, false>, p);
+        status = has_edits(p) ? cu::launch(cfg, tree_statistics_kernel<true, true>, p)
+                 : more       ? cu::launch(cfg, tree_statistics_kernel<false, true>, p)
+                              : cu::launch(cfg, tree_statistics_kernel<false, false>, p);
         if (!status.ok()) return status;
     }
     if (p.num_rows > 0 && p.controls.any_filters) {

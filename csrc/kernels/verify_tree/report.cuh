@@ -38,7 +38,7 @@ __attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64
 }
 
 // Writes every output; `token` follows the nodes 0..accepted of the way (-1: an inactive request).
-__device__ __forceinline__ void write_outputs(const Walk& w, int64_t accepted, int64_t token,
+__attribute__((noinline)) __device__ inline void write_outputs(const Walk& w, int64_t accepted, int64_t token,
                                               int32_t status, TopPlan* top) {
     const VerifyTreeParams& p = w.p;
     const TreeNode* way = w.nodes();

@@ -64,27 +64,27 @@ struct Rest {
     }
 };
 
-// The children before at.next are rejected.
-__device__ __forceinline__ Rest rest_of(const VerifyTreeParams& p, const TreePlan& plan,
-                                        const TreeRequest& r, const TreeNode& at,
-                                        float* q_values) {
+// Fills in what is left at a node: the children before at.next are rejected. Member by member, as the
+// whole would not fit a thread's registers.
+__device__ __forceinline__ void set_rest(const VerifyTreeParams& p, const TreePlan& plan,
+                                         const TreeRequest& r, const TreeNode& at, float* q_values,
+                                         Rest& rest) {
     const RowScratch scratch = target_scratch(p, plan, r.first + at.node);
-    Rest rest;
     rest.map = draft_map(p, plan);
     rest.q_values = r.reads_q && plan.has_map ? q_values : nullptr;
     rest.tiles = scratch.tiles;
     rest.num_tiles = scratch.num_tiles;
     rest.filtered = r.p.filtered;
-    rest.weight = EntryMass<RejectedIds>{
-        target_row(p, r, at.node),
-        draft_row(p, r, at.node),
-        rest.q_values,
-        at.p,
-        at.q,
-        RejectedIds{scratch_at<TreeChild>(p, plan.children) + r.first + at.list, at.next},
-        static_cast<float>(at.a),
-        static_cast<float>(at.b)};
-    return rest;
+    EntryMass<RejectedIds>& weight = rest.weight;
+    weight.p_row = target_row(p, r, at.node);
+    weight.q_row = draft_row(p, r, at.node);
+    weight.q_values = rest.q_values;
+    weight.p = at.p;
+    weight.q = at.q;
+    weight.removed =
+        RejectedIds{scratch_at<TreeChild>(p, plan.children) + r.first + at.list, at.next};
+    weight.a = static_cast<float>(at.a);
+    weight.b = static_cast<float>(at.b);
 }
 
 // Sums of kStripCount strips from `first` on, by a warp: that of strip s is in sums[s], in every lane.

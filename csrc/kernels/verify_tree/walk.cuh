@@ -16,7 +16,7 @@ __attribute__((noinline)) __device__ inline void reject(const Walk& w, int32_t c
         at.a = at.a * alpha;
         at.b = at.b * alpha + (w.shared.r.reads_q ? at.factor : 0.0);
         at.next += count;
-        w.rest() = rest_of(w.p, w.shared.plan, w.shared.r, at, w.q_values);
+        set_rest(w.p, w.shared.plan, w.shared.r, at, w.q_values, w.rest());
     }
     __syncwarp();
 }
@@ -99,7 +99,7 @@ __device__ __forceinline__ Step step_through(const Walk& w, const Chances& c) {
 }
 
 // Goes on until a rest is to be summed up or the path ends. is_summed: the last one has been.
-__device__ __forceinline__ void decide(const Walk& w, bool is_summed) {
+__attribute__((noinline)) __device__ inline void decide(const Walk& w, bool is_summed) {
     const bool climbs = w.p.method == Method::kTraversal && w.shared.r.reads_q;
     if (is_summed) {
         settle(w);
