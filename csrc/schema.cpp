@@ -3,12 +3,12 @@
 #include "stable/abi.h"
 
 // The sampling controls, the same for every op that has a law (order: stable/control_args.h).
-#define SPECDEC_CONTROLS_SCHEMA                                                                  \
-    "Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "     \
-    "Tensor? repetition_penalty=None, Tensor? frequency_penalty=None, "                          \
-    "Tensor? presence_penalty=None, Tensor? token_counts=None, Tensor? prompt_mask=None, "       \
-    "Tensor? bias_offsets=None, Tensor? bias_ids=None, Tensor? bias_values=None, "               \
-    "Tensor? token_bitmask=None, Tensor? bitmask_rows=None, str filter_order=\"sequential\", "   \
+#define SPECDEC_CONTROLS_SCHEMA                                                                \
+    "Tensor? temperature=None, Tensor? top_k=None, Tensor? top_p=None, Tensor? min_p=None, "   \
+    "Tensor? repetition_penalty=None, Tensor? frequency_penalty=None, "                        \
+    "Tensor? presence_penalty=None, Tensor? token_counts=None, Tensor? prompt_mask=None, "     \
+    "Tensor? bias_offsets=None, Tensor? bias_ids=None, Tensor? bias_values=None, "             \
+    "Tensor? token_bitmask=None, Tensor? bitmask_rows=None, str filter_order=\"sequential\", " \
     "SymInt num_logprobs=-1, str logprobs_mode=\"raw\""
 
 SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
@@ -19,8 +19,8 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor positions, SymInt max_drafts, *, SymInt vocab_size, Tensor? draft_logits=None, "
         "Tensor? draft_rows=None, Tensor? draft_temperature=None, Tensor? draft_is_one_hot=None, "
         "Tensor? d2t=None, bool d2t_is_offset=True, bool draft_controls=False, "
-        "str method=\"token\", float posterior_threshold=0.09, float posterior_alpha=0.3, "
-        SPECDEC_CONTROLS_SCHEMA
+        "str method=\"token\", float posterior_threshold=0.09, float "
+        "posterior_alpha=0.3, " SPECDEC_CONTROLS_SCHEMA
         ") -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
         "Tensor top_ids, Tensor top_logprobs)");
     // Accepts a path of each request's draft tree so that the emitted tokens have the target's law.
@@ -29,14 +29,13 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor seeds, Tensor positions, SymInt max_depth, *, SymInt vocab_size, "
         "Tensor? draft_logits=None, Tensor? draft_temperature=None, "
         "str children=\"deterministic\", str method=\"token\", Tensor? d2t=None, "
-        "bool d2t_is_offset=True, bool draft_controls=False, "
-        SPECDEC_CONTROLS_SCHEMA
+        "bool d2t_is_offset=True, bool draft_controls=False, " SPECDEC_CONTROLS_SCHEMA
         ") -> (Tensor tokens, Tensor path, Tensor num_accepted, Tensor status, Tensor logprobs, "
         "Tensor top_ids, Tensor top_logprobs)");
     // One token per row from the row's law under the controls, with its log-probability.
     m.def(
-        "sample(Tensor logits, Tensor seeds, Tensor positions, *, SymInt vocab_size, "
-        SPECDEC_CONTROLS_SCHEMA
+        "sample(Tensor logits, Tensor seeds, Tensor positions, *, SymInt "
+        "vocab_size, " SPECDEC_CONTROLS_SCHEMA
         ") -> (Tensor tokens, Tensor logprob, Tensor lse, Tensor status, Tensor top_ids, "
         "Tensor top_logprobs)");
     // Attention of the rows of a verification pass over a paged KV cache: out and its log-sum-exp.

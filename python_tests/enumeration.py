@@ -38,7 +38,9 @@ class Context:
 class Job:
     """A tree shape, a drafter and the controls of one request."""
 
-    def __init__(self, context, parents, controls=None, *, one_hot=False, draft_ids=None, **options):
+    def __init__(
+        self, context, parents, controls=None, *, one_hot=False, draft_ids=None, **options
+    ):
         self.context, self.parents, self.options = context, parents, options
         self.controls = Controls(context.vocab, **(controls or {}))
         self.request = self.controls.of(0)
@@ -126,7 +128,9 @@ class Job:
         accepted = 0.0
         for w, tokens in self.drafts():
             walk = self.verification(tokens, Every()).walk()
-            assert abs(sum(v for v, _ in walk) - 1) < 1e-9, "choices with probabilities that sum to 1"
+            assert abs(sum(v for v, _ in walk) - 1) < 1e-9, (
+                "choices with probabilities that sum to 1"
+            )
             for v, outcome in walk:
                 assert outcome.status == 0
                 accepted += w * v * (len(outcome.path) - 1)

@@ -39,9 +39,16 @@ def test_1_oracle(op):
 @pytest.mark.parametrize("op", OPS)
 def test_2_schema(op):
     schema = getattr(torch.ops.specdec, op).default._schema
-    wrapper = inspect.signature(getattr(specdec_ext, op)).parameters
-    assert [a.name for a in schema.arguments] == list(wrapper), "wrapper and schema differ"
-    for a in schema.arguments:
+    wrapper = dict(inspect.signature(getattr(specdec_ext, op)).parameters)
+    arguments = list(schema.arguments)
+    if "controls" in wrapper:  # SamplingControls, the same in every op, last in the schema
+        assert wrapper.pop("controls").kind is inspect.Parameter.VAR_KEYWORD
+        controls = list(specdec_ext.SamplingControls.__annotations__)
+        assert [a.name for a in arguments[-len(controls) :]] == controls
+        assert all(a.kwarg_only and a.has_default_value() for a in arguments[-len(controls) :])
+        arguments = arguments[: -len(controls)]
+    assert [a.name for a in arguments] == list(wrapper), "wrapper and schema differ"
+    for a in arguments:
         kind = wrapper[a.name].kind
         assert a.kwarg_only == (kind is inspect.Parameter.KEYWORD_ONLY), a.name
         assert a.has_default_value() == (wrapper[a.name].default is not inspect.Parameter.empty)

@@ -1,5 +1,6 @@
 """sample: tokens, log-probabilities and status against the oracle, on every backend."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,6 +11,7 @@ import torch
 from compare import DECISION_BAND, assert_close, assert_decisions, assert_same
 from oracles import sample as oracle
 
+CASES = pathlib.Path(__file__).parent / "cases"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAN, INF = float("nan"), float("inf")
 NAMES = ["tokens", "logprob", "lse", "status", "top_ids", "top_logprobs"]
@@ -310,3 +312,28 @@ def test_every_instruction_set_gives_the_same_bits(tmp_path):
         for name, tensor in tensors.items():
             if name != "isa":
                 assert_same(tensor, results["baseline"][name], f"{name} on {isa}")
+
+
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+def test_order_of_top_k_and_top_p(backend, order):
+    """top_k_top_p_order.json: joint keeps an id that sequential drops, as top-k renormalises first."""
+    case = json.loads((CASES / "top_k_top_p_order.json").read_text())
+    expected = case["expected_joint" if order == "joint" else "expected_top_k_then_top_p"]
+    rows = 400
+    on = backend.device
+    out = backend.ops.sample(
+        torch.log(torch.tensor(case["inputs"]["probs"])).repeat(rows, 1).to(on),
+        torch.arange(rows).to(on),
+        torch.zeros(rows, dtype=torch.int64).to(on),
+        vocab_size=len(expected),
+        top_k=torch.full((rows,), case["inputs"]["top_k"], dtype=torch.int32).to(on),
+        top_p=torch.full((rows,), case["inputs"]["top_p"]).to(on),
+        filter_order=order,
+        num_logprobs=len(expected),
+        logprobs_mode="processed",
+    )
+    support = [i for i, p in enumerate(expected) if p > 0]
+    assert sorted(set(out[0].tolist())) == support
+    assert out[4][0].tolist() == support + [-1] * (len(expected) - len(support))
+    wanted = torch.tensor([expected[i] for i in support], dtype=torch.float64)
+    assert_close(out[5][0, : len(support)].cpu().exp(), wanted, what="law")

@@ -92,7 +92,14 @@ def test_draft_ids_outside_the_vocabulary(backend, method):
     """They take no part in q's law where the controls act on it."""
     for seed in range(3 if backend.emulated else 12):
         case = trees.random_case(
-            4, 60, 8, seed=seed, children="sampled", method=method, reduced=True, with_controls=False
+            4,
+            60,
+            8,
+            seed=seed,
+            children="sampled",
+            method=method,
+            reduced=True,
+            with_controls=False,
         )
         target_id = case["d2t"] + torch.arange(len(case["d2t"])) * case["d2t_is_offset"]
         target_id[::3] = torch.tensor([-1, 60, 2**40])[seed % 3]
@@ -201,3 +208,64 @@ def test_opcheck_and_compile():
         tokens, path = step(*arguments)
         assert_same(tokens, wanted[0] + 1)
         assert_same(path, wanted[1])
+
+
+def test_errors_name_op_argument_wanted_got(backend):
+    case = trees.random_case(3, 20, 4, seed=4, children="sampled", with_controls=False, bad=False)
+    rows = case["target_logits"].shape[0]
+    bad = [
+        ("children", "topk", r'verify_tree: children: wanted "deterministic", "sampled" or'),
+        ("method", "block", r'method: wanted "token" or "traversal", got "block"'),
+        ("parents", case["parents"].long(), r"parents: wanted dtype int32, got int64"),
+        ("parents", case["parents"][1:], rf"parents: wanted size {rows} \(R of target_logits\)"),
+        ("max_depth", -1, r"max_depth: wanted a number from 0 to"),
+        ("draft_logits", None, r"draft_logits: wanted the law of the children"),
+        ("draft_logits", case["draft_logits"][1:], rf"draft_logits: wanted size {rows}"),
+        ("draft_logits", case["draft_logits"][:, :19], r"draft_logits: wanted at least 20"),
+        ("top_k", torch.ones(3), r"top_k: wanted dtype int32, got float32"),
+        ("frequency_penalty", torch.ones(3), r"token_counts: wanted int32 .* got none"),
+        ("bias_ids", torch.zeros(1).long(), r"bias_offsets: wanted bias_offsets, bias_ids and"),
+        ("bitmask_rows", torch.zeros(rows).int(), r"bitmask_rows: wanted token_bitmask with it"),
+        ("filter_order", "both", r'filter_order: wanted "sequential" or "joint"'),
+        ("logprobs_mode", "log", r'logprobs_mode: wanted "raw" or "processed"'),
+        ("num_logprobs", 1025, r"num_logprobs: wanted a number from -1 to 1024"),
+    ]
+    for name, value, message in bad:
+        with pytest.raises(RuntimeError, match=message):
+            trees.run(backend, {**case, name: value})
+
+
+def test_empty_batches(backend):
+    case = trees.random_case(2, 20, 4, seed=4, with_controls=False)
+    nobody = trees.take(case, [])
+    out = trees.run(backend, nobody)
+    assert [tuple(t.shape[:1]) for t in out] == [(0,)] * len(out)
+    inactive = {**case, "cu_rows": torch.zeros(3, dtype=torch.int32), "max_depth": 0}
+    tokens, path, num_accepted, status, *_ = trees.run(backend, inactive)
+    assert tokens.tolist() == path.tolist() == [[-1], [-1]]
+    assert num_accepted.tolist() == status.tolist() == [0, 0]
+
+
+def test_opcheck_and_compile():
+    op = torch.ops.specdec.verify_tree.default
+    for children in ("deterministic", "sampled"):
+        case = trees.random_case(4, 50, 5, seed=17, children=children, bad=False)
+        case["num_logprobs"] = 2
+        positional = [case.pop(name) for name in trees.POSITIONAL]
+        torch.library.opcheck(op, positional, case)
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def step(target, ids, parents, cu_rows, seeds, positions):
+        tokens, path, accepted, *_ = torch.ops.specdec.verify_tree(
+            target * 1.0, ids, parents, cu_rows, seeds, positions, 4, vocab_size=50
+        )
+        return tokens + 1, path, accepted
+
+    for batch in (4, 3):
+        case = trees.random_case(batch, 50, 5, seed=18, with_controls=False)
+        arguments = [case[name] for name in trees.POSITIONAL[:-1]]
+        wanted = op(*arguments, 4, vocab_size=50)
+        tokens, path, accepted = step(*arguments)
+        assert_same(tokens, wanted[0] + 1)
+        assert_same(path, wanted[1])
+        assert_same(accepted, wanted[2])

@@ -67,7 +67,9 @@ def assert_reported(got, wanted, case):
     """Log-probabilities and the most probable ids. Ids whose log-probability is that of the n-th one to
     within rounding may change places."""
     finite = case["target_logits"].float()
-    magnitude = max(1.0, float(finite[torch.isfinite(finite)].abs().max())) if finite.numel() else 1.0
+    magnitude = (
+        max(1.0, float(finite[torch.isfinite(finite)].abs().max())) if finite.numel() else 1.0
+    )
     magnitude *= 4  # processed: divided by a temperature
     assert_close(got[0], wanted[0], what="logprobs", magnitude=magnitude)
     assert_same(got[1].long(), wanted[1].long(), "top_ids")

@@ -7,6 +7,7 @@ cuda_reason = _load.load()  # why the CUDA kernels cannot run here; "" where the
 from specdec_ext._load import build_info  # noqa: E402
 from specdec_ext._philox import philox4x32  # noqa: E402
 from specdec_ext.ops import (  # noqa: E402
+    SamplingControls,
     append_kv,
     cpu_isa,
     op_names,
@@ -22,6 +23,7 @@ from specdec_ext.trees import tree_from_paths  # noqa: E402
 __version__ = build_info().get("version", "0+unknown")
 
 __all__ = [
+    "SamplingControls",
     "append_kv",
     "build_info",
     "cpu_isa",

@@ -66,8 +66,8 @@ Result verify_chain(const Tensor& target_logits, const Tensor& input_ids, const 
 
     // 2. Allocate.
     const VerifyArgs::Results r = args.allocate();
-    const Result result = {r.tokens, r.num_accepted, r.status, r.logprobs, r.top_ids,
-                           r.top_logprobs};
+    const Result result = {r.tokens,   r.num_accepted, r.status,
+                           r.logprobs, r.top_ids,      r.top_logprobs};
     if (args.batch() == 0) return result;
 
     // 3. Parameters.

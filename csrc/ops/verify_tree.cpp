@@ -67,8 +67,8 @@ Result verify_tree(const Tensor& target_logits, const Tensor& input_ids, const T
     // 2. Allocate.
     const VerifyArgs::Results r = args.allocate();
     const Tensor path = empty_on(target_logits, {args.batch(), max_depth + 1}, DType::kI32);
-    const Result result = {r.tokens, path, r.num_accepted, r.status, r.logprobs, r.top_ids,
-                           r.top_logprobs};
+    const Result result = {r.tokens,   path,      r.num_accepted, r.status,
+                           r.logprobs, r.top_ids, r.top_logprobs};
     if (args.batch() == 0) return result;
 
     // 3. Parameters.

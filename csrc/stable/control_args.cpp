@@ -17,8 +17,8 @@ View<const int32_t, 2> rows_of(Launch& launch, const char* name, const OptionalT
 }
 }  // namespace
 
-void ControlArgs::check(const char* op, const Tensor& logits, int64_t batch,
-                        const char* batch_name, int64_t num_rows, int64_t vocab_size) const {
+void ControlArgs::check(const char* op, const Tensor& logits, int64_t batch, const char* batch_name,
+                        int64_t num_rows, int64_t vocab_size) const {
     const auto arg = [&](const char* name, const OptionalTensor& t) {
         return Arg(op, name, *t).same_device(logits, "the logits");
     };

@@ -8,21 +8,21 @@
 namespace specdec::ops {
 
 // The order is that of SPECDEC_CONTROLS_SCHEMA in schema.cpp.
-#define SPECDEC_CONTROL_PARAMETERS                                                          \
-    const OptionalTensor &temperature, const OptionalTensor &top_k,                         \
-        const OptionalTensor &top_p, const OptionalTensor &min_p,                           \
-        const OptionalTensor &repetition_penalty, const OptionalTensor &frequency_penalty,  \
-        const OptionalTensor &presence_penalty, const OptionalTensor &token_counts,         \
-        const OptionalTensor &prompt_mask, const OptionalTensor &bias_offsets,              \
-        const OptionalTensor &bias_ids, const OptionalTensor &bias_values,                  \
-        const OptionalTensor &token_bitmask, const OptionalTensor &bitmask_rows,            \
-        const std::string &filter_order, int64_t num_logprobs, const std::string &logprobs_mode
-#define SPECDEC_CONTROL_ARGUMENTS                                                              \
-    {                                                                                          \
-        &temperature, &top_k, &top_p, &min_p, &repetition_penalty, &frequency_penalty,         \
-            &presence_penalty, &token_counts, &prompt_mask, &bias_offsets, &bias_ids,          \
-            &bias_values, &token_bitmask, &bitmask_rows, &filter_order, num_logprobs,          \
-            &logprobs_mode                                                                     \
+#define SPECDEC_CONTROL_PARAMETERS                                                                 \
+    const OptionalTensor &temperature, const OptionalTensor &top_k, const OptionalTensor &top_p,   \
+        const OptionalTensor &min_p, const OptionalTensor &repetition_penalty,                     \
+        const OptionalTensor &frequency_penalty, const OptionalTensor &presence_penalty,           \
+        const OptionalTensor &token_counts, const OptionalTensor &prompt_mask,                     \
+        const OptionalTensor &bias_offsets, const OptionalTensor &bias_ids,                        \
+        const OptionalTensor &bias_values, const OptionalTensor &token_bitmask,                    \
+        const OptionalTensor &bitmask_rows, const std::string &filter_order, int64_t num_logprobs, \
+        const std::string &logprobs_mode
+#define SPECDEC_CONTROL_ARGUMENTS                                                      \
+    {                                                                                  \
+        &temperature, &top_k, &top_p, &min_p, &repetition_penalty, &frequency_penalty, \
+            &presence_penalty, &token_counts, &prompt_mask, &bias_offsets, &bias_ids,  \
+            &bias_values, &token_bitmask, &bitmask_rows, &filter_order, num_logprobs,  \
+            &logprobs_mode                                                             \
     }
 
 struct ControlArgs {

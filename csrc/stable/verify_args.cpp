@@ -45,9 +45,9 @@ VerifyArgs::Results VerifyArgs::allocate() const {
     const auto make = [&](const std::vector<int64_t>& sizes, DType dtype) {
         return empty_on(target_logits, sizes, dtype);
     };
-    return {make({batch(), width}, ids),        make({batch()}, DType::kI32),
-            make({batch()}, DType::kI32),       make({batch(), width}, DType::kF32),
-            make({batch(), width, n}, ids),     make({batch(), width, n}, DType::kF32)};
+    return {make({batch(), width}, ids),    make({batch()}, DType::kI32),
+            make({batch()}, DType::kI32),   make({batch(), width}, DType::kF32),
+            make({batch(), width, n}, ids), make({batch(), width, n}, DType::kF32)};
 }
 
 void VerifyArgs::fill(Launch& launch, const Results& results, Method method,
@@ -61,9 +61,9 @@ void VerifyArgs::fill(Launch& launch, const Results& results, Method method,
     p->controls = controls.fill(launch);
     p->draft_dtype = *dtype_of(draft_logits ? *draft_logits : target_logits);
     p->draft_temperature =
-        draft_temperature ? static_cast<const float*>(
-                                launch.in_data("draft_temperature", *draft_temperature))
-                          : nullptr;
+        draft_temperature
+            ? static_cast<const float*>(launch.in_data("draft_temperature", *draft_temperature))
+            : nullptr;
     p->d2t = d2t ? static_cast<const int64_t*>(launch.in_data("d2t", *d2t)) : nullptr;
     p->d2t_is_offset = d2t_is_offset;
     p->draft_controls = draft_controls;

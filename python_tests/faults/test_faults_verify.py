@@ -293,9 +293,7 @@ def test_D02_padded_columns_are_no_tokens(backend, dtype):
     ):
         moved = {k: v.to(on) for k, v in options.items()}
         given = (seeds.to(on), positions.to(on))
-        padded = backend.ops.sample(
-            logits.to(on), *given, vocab_size=6, num_logprobs=8, **moved
-        )
+        padded = backend.ops.sample(logits.to(on), *given, vocab_size=6, num_logprobs=8, **moved)
         exact = backend.ops.sample(
             logits[:, :6].contiguous().to(on), *given, vocab_size=6, num_logprobs=8, **moved
         )
@@ -385,7 +383,9 @@ def test_K01_mask_rows_of_ragged_requests(backend):
         assert_same(mine[1:2], theirs[1:2], "the unconstrained request")
     with pytest.raises(RuntimeError, match=r"bitmask_rows: wanted size 6 \(R of the logits\)"):
         run(backend, {**case, "bitmask_rows": case["bitmask_rows"][:5]})
-    with pytest.raises(RuntimeError, match=r"token_bitmask: wanted size 6 .*bitmask_rows is absent"):
+    with pytest.raises(
+        RuntimeError, match=r"token_bitmask: wanted size 6 .*bitmask_rows is absent"
+    ):
         run(backend, {k: v for k, v in case.items() if k != "bitmask_rows"})
     # A row outside the bitmask fails closed: nothing is allowed, the fallback is flagged.
     outside = {**case, "bitmask_rows": torch.tensor([5, 1, 2, -1, 3, 4], dtype=torch.int32)}

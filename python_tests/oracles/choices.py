@@ -46,7 +46,9 @@ class Coins:
         edges = np.cumsum([0.0, *masses])
         out = []
         for shift in (0.0, -self.band, self.band):
-            inside = [i for i in range(len(masses)) if masses[i] > 0 and coin + shift < edges[i + 1]]
+            inside = [
+                i for i in range(len(masses)) if masses[i] > 0 and coin + shift < edges[i + 1]
+            ]
             value = inside[0] if inside else None
             if value not in out:
                 out.append(value)

@@ -34,9 +34,7 @@ def allowed(logits, seeds, positions, *, vocab_size, band=0.0, **controls):
     return out
 
 
-def statistics(
-    logits, tokens, *, vocab_size, num_logprobs=-1, logprobs_mode="raw", **controls
-):
+def statistics(logits, tokens, *, vocab_size, num_logprobs=-1, logprobs_mode="raw", **controls):
     """(logprob of the given tokens, lse, status, top_ids, top_logprobs) in float64."""
     n, num_rows = max(num_logprobs, 0), logits.shape[0]
     logprob, lse = np.zeros(num_rows), np.zeros(num_rows)
@@ -55,7 +53,9 @@ def statistics(
     return tuple(torch.from_numpy(t) for t in (logprob, lse, status, top_ids, top_logprobs))
 
 
-def sample(logits, seeds, positions, *, vocab_size, num_logprobs=-1, logprobs_mode="raw", **controls):
+def sample(
+    logits, seeds, positions, *, vocab_size, num_logprobs=-1, logprobs_mode="raw", **controls
+):
     """(tokens, logprob, lse, status, top_ids, top_logprobs)."""
     ids = allowed(logits, seeds, positions, vocab_size=vocab_size, **controls)
     tokens = torch.tensor([row[0] for row in ids], dtype=torch.int64)

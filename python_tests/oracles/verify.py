@@ -28,7 +28,9 @@ class Verification:
     """One request. target(u), draft(u): float32 logits of node u (draft: target vocabulary, -inf outside
     the draft vocabulary; None: q is one-hot at each child)."""
 
-    def __init__(self, request, tokens, children, target, draft, choices, *, first_row=0, **options):
+    def __init__(
+        self, request, tokens, children, target, draft, choices, *, first_row=0, **options
+    ):
         self.request, self.tokens, self.children = request, tokens, children
         self.target_of, self.draft_of, self.choices = target, draft, choices
         self.first_row = first_row
@@ -254,9 +256,7 @@ class Verification:
                 node["children"], node["status"] = [], node["status"] | DRAFT_NAN
         if node["children"]:
             q = None if self.one_hot else laws[0]
-            node["state"] = Residual(
-                node["p"], q, self.siblings != "sampled_with_replacement"
-            )
+            node["state"] = Residual(node["p"], q, self.siblings != "sampled_with_replacement")
         node["touched"] = False
         return node
 

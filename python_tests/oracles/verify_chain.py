@@ -137,5 +137,3 @@ def verify_chain(target_logits, input_ids, cu_rows, seeds, positions, max_drafts
         tokens[b, accepted] = token
         num_accepted[b] = accepted
     return tokens, num_accepted, status
-
-

@@ -117,9 +117,7 @@ def logprobs(tokens, path, case):
     return tuple(torch.from_numpy(t) for t in out)
 
 
-def verify_tree(
-    target_logits, input_ids, parents, cu_rows, seeds, positions, max_depth, **options
-):
+def verify_tree(target_logits, input_ids, parents, cu_rows, seeds, positions, max_depth, **options):
     """(tokens, path, num_accepted, status)."""
     every = outcomes(
         target_logits, input_ids, parents, cu_rows, seeds, positions, max_depth, **options

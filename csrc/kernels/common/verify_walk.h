@@ -8,134 +8,10 @@
 #include <cmath>
 #include <memory>
 
-#include "dispatch.h"
+#include "draft_row.h"
 #include "philox.h"
-#include "verify.h"
-#include "vocab_report.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
-
-// Draft ids by tiles of the target vocabulary, for drafters with a reduced one.
-class DraftMap {
-  public:
-    // Reads d2t once per call: where it grows from id to id, a target tile holds a range of draft ids.
-    explicit DraftMap(const VerifyParams& p) : p_(p) {
-        if (p.d2t == nullptr) return;
-        int64_t before = INT64_MIN;
-        for (int64_t i = 0; i < p.draft_vocab; ++i) {
-            const int64_t id = target_of(i);
-            sorted_ = sorted_ && id > before;
-            before = id;
-        }
-    }
-    bool identity() const { return p_.d2t == nullptr; }
-    int64_t target_of(int64_t draft) const {
-        return p_.d2t_is_offset ? draft + p_.d2t[draft] : p_.d2t[draft];
-    }
-    // The draft id of a target id, -1 without one.
-    int64_t draft_of(int64_t target) const {
-        if (identity()) return target;
-        if (sorted_) {
-            const int64_t i = first_from(target);
-            return i < p_.draft_vocab && target_of(i) == target ? i : -1;
-        }
-        for (int64_t i = 0; i < p_.draft_vocab; ++i) {
-            if (target_of(i) == target) return i;
-        }
-        return -1;
-    }
-    // Calls fn(draft id, target id) for the draft ids with a target id in [begin, end).
-    template <class Fn>
-    void visit(int64_t begin, int64_t end, const Fn& fn) const {
-        for (int64_t i = sorted_ ? first_from(begin) : 0; i < p_.draft_vocab; ++i) {
-            const int64_t target = target_of(i);
-            if (target >= begin && target < end) {
-                fn(i, target);
-            } else if (sorted_) {
-                return;
-            }
-        }
-    }
-
-  private:
-    int64_t first_from(int64_t target) const {
-        int64_t low = 0, high = p_.draft_vocab;
-        while (low < high) {
-            const int64_t middle = (low + high) / 2;
-            if (target_of(middle) < target) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
-    }
-
-    const VerifyParams& p_;
-    bool sorted_ = true;
-};
-
-// A draft row, of whatever type draft_logits has: its own kernels per type, not per pair of types.
-class DraftRow {
-  public:
-    DraftRow(DType dtype, const DraftMap& map) : dtype_(dtype), map_(&map) {}
-
-    // False: the row has no law.
-    bool read(const void* row, int64_t size, const RowEdits& edits, const LawPlan& law,
-              bool across_tiles) {
-        edits_ = edits;
-        bool good = false;
-        with(*this, [&](auto& draft, auto tag) {
-            using Q = typename decltype(tag)::type;
-            draft.read(static_cast<const Q*>(row), size, edits_,
-                       read_plan(law, LogprobsWanted{}, size, false), across_tiles);
-            good = draft.status() == 0;
-            if (good) draft.choose_law(law.filters);
-        });
-        return good;
-    }
-    // Of a target id.
-    float probability(int64_t id) const {
-        const int64_t column = map_->draft_of(id);
-        float out = 0.0f;
-        if (column >= 0) with(*this, [&](auto& draft, auto) { out = draft.probability(column); });
-        return out;
-    }
-    // Of the target ids of a tile, room for kVocabTile.
-    void store_probabilities(int64_t tile, float* out) const {
-        if (map_->identity()) {
-            with(*this, [&](auto& draft, auto) { draft.store_probabilities(tile, out); });
-            return;
-        }
-        const int64_t first = tile * kVocabTile;
-        for (int64_t i = 0; i < kVocabTile; ++i) out[i] = 0.0f;
-        with(*this, [&](auto& draft, auto) {
-            map_->visit(first, first + kVocabTile, [&](int64_t column, int64_t id) {
-                out[id - first] = draft.probability(column);
-            });
-        });
-    }
-
-  private:
-    template <class Self, class F>
-    static void with(Self& self, const F& fn) {
-        switch (self.dtype_) {
-            case DType::kF32:
-                return fn(self.f32_, Tag<float>{});
-            case DType::kF16:
-                return fn(self.f16_, Tag<f16>{});
-            default:
-                return fn(self.bf16_, Tag<bf16>{});
-        }
-    }
-
-    DType dtype_;
-    const DraftMap* map_;
-    RowEdits edits_;
-    Row<float> f32_;
-    Row<f16> f16_;
-    Row<bf16> bf16_;
-};
 
 // Who the request is, beside its tree.
 struct RequestOf {
@@ -172,8 +48,8 @@ class Walk {
         drafts_.clear();
         drafts_.reserve(shape.num_nodes());  // edits point into it
         status_ = 0;
-        const bool up = p_.method == Method::kBlock ||
-                        (p_.method == Method::kTraversal && !target_only());
+        const bool up =
+            p_.method == Method::kBlock || (p_.method == Method::kTraversal && !target_only());
         const int64_t token = up && !law_.greedy ? walk_up() : walk_down();
         return {token, status_};
     }
@@ -302,8 +178,7 @@ class Walk {
         return true;
     }
     float q_of(const Node& at, int64_t id) const {
-        return request_.one_hot ? 1.0f
-                                : static_cast<float>(at.factor) * at.q.probability(id);
+        return request_.one_hot ? 1.0f : static_cast<float>(at.factor) * at.q.probability(id);
     }
     float rest_of(const Node& at, int64_t id) const {
         for (int64_t other : at.rest.rejected) {
@@ -322,8 +197,8 @@ class Walk {
             return child_of(at, *token);
         }
         if (p_.method == Method::kSampled) {
-            *token = at.p.draw(uniform_at(request_.seed, request_.position + at.u, 0,
-                                          Purpose::kSample));
+            *token =
+                at.p.draw(uniform_at(request_.seed, request_.position + at.u, 0, Purpose::kSample));
             return child_of(at, *token);
         }
         if (at.children.empty()) {
@@ -343,7 +218,8 @@ class Walk {
 
     int64_t typical(Node& at, int64_t* token) {
         const double by_entropy = p_.posterior_alpha * std::exp(-at.p.entropy());
-        const double bound = by_entropy < p_.posterior_threshold ? by_entropy : p_.posterior_threshold;
+        const double bound =
+            by_entropy < p_.posterior_threshold ? by_entropy : p_.posterior_threshold;
         if (at.p.probability(shape_->token(at.children[0])) > bound) return at.children[0];
         *token = at.p.draw(coin(at.u + 1, Purpose::kResidual));
         return -1;
@@ -444,78 +320,6 @@ class Walk {
     std::vector<int64_t> path_, drafts_;
     std::vector<std::unique_ptr<Node>> nodes_;
     int32_t status_ = 0;
-
 };
-
-// --- 5. Results -------------------------------------------------------------------------------------
-inline void put_id(const VerifyParams& p, void* ids, int64_t i, int64_t id) {
-    if (p.input_ids.dtype == DType::kI64) {
-        static_cast<int64_t*>(ids)[i] = id;
-    } else {
-        static_cast<int32_t*>(ids)[i] = static_cast<int32_t>(id);
-    }
-}
-
-// Row `i` of request b's results: no token (and, from place `i` on, none).
-inline void write_padding(const VerifyParams& p, int64_t b, int64_t i) {
-    const int64_t width = p.max_path + 1, n = p.logprobs_wanted.count > 0 ? p.logprobs_wanted.count : 0;
-    for (; i < width; ++i) {
-        put_id(p, p.tokens, b * width + i, -1);
-        p.logprobs[b * width + i] = 0.0f;
-        for (int64_t k = 0; k < n; ++k) {
-            put_id(p, p.top_ids, (b * width + i) * n + k, -1);
-            p.top_logprobs[(b * width + i) * n + k] = 0.0f;
-        }
-    }
-}
-
-inline void write_inactive(const VerifyParams& p, int64_t b) {
-    p.num_accepted[b] = 0;
-    p.status[b] = 0;
-    write_padding(p, b, 0);
-}
-
-template <class T, class Shape>
-void write_results(const VerifyParams& p, int64_t b, const Shape& shape, const Walk<T, Shape>& walk,
-                   int64_t last_token, int32_t status) {
-    const LogprobsWanted& wanted = p.logprobs_wanted;
-    const std::vector<int64_t>& path = walk.path();
-    const int64_t width = p.max_path + 1, length = static_cast<int64_t>(path.size());
-    p.num_accepted[b] = static_cast<int32_t>(length - 1);
-    p.status[b] = status;
-    write_padding(p, b, wanted.count >= 0 ? length : 0);
-    for (int64_t i = 0; i < length; ++i) {
-        const int64_t token = i + 1 < length ? shape.token(path[i + 1]) : last_token;
-        const int64_t place = b * width + i;
-        put_id(p, p.tokens, place, token);
-        if (wanted.count < 0) continue;
-        const Row<T>& row = walk.row(i);
-        const double lse = !wanted.processed && row.raw_usable() ? row.raw_lse() : 0.0;
-        p.logprobs[place] =
-            report(row, wanted, lse, token, [&](int64_t k, int64_t id, float value) {
-                put_id(p, p.top_ids, place * wanted.count + k, id);
-                p.top_logprobs[place * wanted.count + k] = value;
-            });
-    }
-}
-
-// Calls verify(walk, b) for every request: a thread takes whole requests, or tiles of one row where there
-// are fewer requests than threads.
-template <class Shape, class Verify>
-void for_requests(const VerifyParams& p, const Verify& verify) {
-    const DraftMap map(p);
-    dispatch_float(p.logits_dtype, [&](auto tag) {
-        using T = typename decltype(tag)::type;
-        if (p.batch < num_threads()) {
-            Walk<T, Shape> walk(p, map, true);
-            for (int64_t b = 0; b < p.batch; ++b) verify(walk, b);
-            return;
-        }
-        parallel_for(0, p.batch, 1, [&](int64_t begin, int64_t end) {
-            Walk<T, Shape> walk(p, map, false);
-            for (int64_t b = begin; b < end; ++b) verify(walk, b);
-        });
-    });
-}
 
 }  // namespace specdec::cpu::SPECDEC_ISA

@@ -82,21 +82,19 @@ struct RowEdits {
             }
             const I16 seen = counts > set1(0);
             if (penalties.repetition != 1.0f) {
-                const I16 hit = penalties.prompt == nullptr
-                                    ? seen
-                                    : seen | bits_of(penalties.prompt, id);
+                const I16 hit =
+                    penalties.prompt == nullptr ? seen : seen | bits_of(penalties.prompt, id);
                 const V16 r = set1(penalties.repetition);
                 z = select(hit, select(z > set1(0.0f), z / r, z * r), z);
             }
             if (penalties.frequency != 0.0f || penalties.presence != 0.0f) {
-                const V16 less = set1(penalties.frequency) * to_floats(counts) +
-                                 set1(penalties.presence);
+                const V16 less =
+                    set1(penalties.frequency) * to_floats(counts) + set1(penalties.presence);
                 z = select(seen, z - less, z);
             }
         }
         if (allowed.constrained) {
-            const I16 yes =
-                allowed.words == nullptr ? set1(0) : bits_of(allowed.words, id);
+            const I16 yes = allowed.words == nullptr ? set1(0) : bits_of(allowed.words, id);
             z = select(yes, z, set1(kMinusInfinity));
         }
         return z;

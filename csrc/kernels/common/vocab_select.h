@@ -179,7 +179,8 @@ class Selector {
         for (int64_t b = 0; b < source_.num_blocks(); ++b) {
             blocks += (static_cast<uint32_t>(source_.peak(b)) << 16) >= low ? 1 : 0;
         }
-        const uint32_t wider = blocks * 8 < source_.num_blocks() ? peak_of_rank(blocks * 8) : kLeastKey;
+        const uint32_t wider =
+            blocks * 8 < source_.num_blocks() ? peak_of_rank(blocks * 8) : kLeastKey;
         return wider < low ? wider : kLeastKey;
     }
 
@@ -242,9 +243,7 @@ class Selector {
         return shift;
     }
 
-    float weight_of(float z) const {
-        return first_lane(exp2_product(set1(z - max_), set1(c_)));
-    }
+    float weight_of(float z) const { return first_lane(exp2_product(set1(z - max_), set1(c_))); }
     void weigh_list() {
         alignas(64) float lane[kLanes];
         for (int64_t i = 0; i < count_; i += kLanes) {
@@ -252,7 +251,8 @@ class Selector {
                 lane[l] = i + l < count_ ? z_of_key(list_[i + l].key) : kMinusInfinity;
             }
             store(lane, exp2_product(load(lane) - set1(max_), set1(c_)));
-            for (int64_t l = 0; l < kLanes && i + l < count_; ++l) weights_[i + l] = mass_units(lane[l]);
+            for (int64_t l = 0; l < kLanes && i + l < count_; ++l)
+                weights_[i + l] = mass_units(lane[l]);
         }
     }
 

@@ -7,7 +7,7 @@
 // Determinism: fixed sums over absolute tiles (vocab_row.h); a request depends on nothing but itself.
 #include "params.h"
 
-#include "verify_walk.h"
+#include "verify_results.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {

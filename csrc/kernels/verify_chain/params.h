@@ -10,9 +10,10 @@
 namespace specdec {
 
 struct VerifyChainParams : VerifyParams {
-    View<const void, 3> draft_logits;  // [B', max_drafts, >= draft_vocab]; data nullptr: all one-hot
-    const int32_t* draft_rows;         // [B] row of draft_logits (-1: one-hot) or nullptr: identity
-    const bool* draft_is_one_hot;      // [B] or nullptr
+    View<const void, 3>
+        draft_logits;              // [B', max_drafts, >= draft_vocab]; data nullptr: all one-hot
+    const int32_t* draft_rows;     // [B] row of draft_logits (-1: one-hot) or nullptr: identity
+    const bool* draft_is_one_hot;  // [B] or nullptr
 };
 
 namespace cuda {

@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
         row.row = row_of(p.target_logits, p.logits_dtype, slot.row);
         row.columns = p.vocab_size;
     }
-    tile_statistics<kMore, kEdits, kMore>(row, tile, wanted, shared, &more,
-                                          slot.is_draft ? draft_scratch(p, plan, slot.row)
-                                                        : target_scratch(p, plan, slot.row));
+    tile_statistics<kMore, kEdits, kMore>(
+        row, tile, wanted, shared, &more,
+        slot.is_draft ? draft_scratch(p, plan, slot.row) : target_scratch(p, plan, slot.row));
 }
 
 // --- Launch 2 -------------------------------------------------------------------------------------
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
     const bool needed = has_edits(p) ? is_needed<true>(p, r, u, slot.is_draft)
                                      : is_needed<false>(p, r, u, slot.is_draft);
     if (!needed) return;
-    const RowScratch scratch = slot.is_draft ? draft_scratch(p, plan, slot.row)
-                                             : target_scratch(p, plan, slot.row);
+    const RowScratch scratch =
+        slot.is_draft ? draft_scratch(p, plan, slot.row) : target_scratch(p, plan, slot.row);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     if (!peak.usable()) return;
     const VocabRow row = slot.is_draft ? draft_row(p, r, u) : target_row(p, r, u);

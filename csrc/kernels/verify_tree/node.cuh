@@ -62,7 +62,8 @@ struct Listing {
 
 // The children of node u whose ids are tokens, in order; each id once unless it may be drawn twice. Of a
 // node of the tree every row that names it as its parent is one.
-__attribute__((noinline)) __device__ inline Listing list_children(const Walk& w, int64_t u, TreeChild* list) {
+__attribute__((noinline)) __device__ inline Listing list_children(const Walk& w, int64_t u,
+                                                                  TreeChild* list) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t first_row = w.shared.r.first, count = w.shared.r.count;
     const bool each_once = w.shared.r.siblings != Siblings::kSampledWithReplacement;
@@ -98,8 +99,9 @@ __attribute__((noinline)) __device__ inline Listing list_children(const Walk& w,
 
 // Makes node u at `depth` the one where the walk is, after nodes with these status bits. Its children go
 // to the request's list from `list` on; alpha: with which it is accepted, for traversal.
-__attribute__((noinline)) __device__ inline void come_to(const Walk& w, int64_t u, int64_t depth, int32_t list,
-                                        int32_t status, float alpha) {
+__attribute__((noinline)) __device__ inline void come_to(const Walk& w, int64_t u, int64_t depth,
+                                                         int32_t list, int32_t status,
+                                                         float alpha) {
     const TreeRequest& r = w.shared.r;
     const RowScratch scratch = w.scratch_of(u);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);

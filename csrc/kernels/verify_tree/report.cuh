@@ -12,8 +12,8 @@ struct TopPlan {
 };
 
 // The most probable ids at a node of the path, to place `first` of the outputs.
-__attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64_t u, int64_t first, int n,
-                                           TopPlan& top) {
+__attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64_t u, int64_t first,
+                                                            int n, TopPlan& top) {
     const VerifyTreeParams& p = w.p;
     const LawPlan& law = w.shared.r.p;
     const RowScratch scratch = w.scratch_of(u);
@@ -38,15 +38,18 @@ __attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64
 }
 
 // Writes every output; `token` follows the nodes 0..accepted of the way (-1: an inactive request).
-__attribute__((noinline)) __device__ inline void write_outputs(const Walk& w, int64_t accepted, int64_t token,
-                                              int32_t status, TopPlan* top) {
+__attribute__((noinline)) __device__ inline void write_outputs(const Walk& w, int64_t accepted,
+                                                               int64_t token, int32_t status,
+                                                               TopPlan* top) {
     const VerifyTreeParams& p = w.p;
     const TreeNode* way = w.nodes();
     const int n = top_n(p);
     const int64_t b = w.shared.r.index, width = p.max_path + 1;
     const int64_t written = token < 0 ? 0 : accepted + 1;
     const auto id_at = [&](int64_t i) {
-        return i < accepted ? p.input_ids[w.shared.r.first + way[i + 1].node] : i == accepted ? token : -1;
+        return i < accepted    ? p.input_ids[w.shared.r.first + way[i + 1].node]
+               : i == accepted ? token
+                               : -1;
     };
     for (int64_t i = threadIdx.x; i < width; i += kWalkThreads) {
         write_id(p, p.tokens, b * width + i, id_at(i));

@@ -11,8 +11,9 @@ namespace specdec::cuda {
 // --- Scratch ----------------------------------------------------------------------------------------
 // A node on the way that the last launch has come.
 struct alignas(16) TreeNode {
-    double a, b;             // what is left of p: max(a p - b q, 0) off the rejected children
-    double factor, removed;  // of q, where drawn children are not put back: factor = 1 / (1 - removed)
+    double a, b;  // what is left of p: max(a p - b q, 0) off the rejected children
+    double factor,
+        removed;  // of q, where drawn children are not put back: factor = 1 / (1 - removed)
     RowLaw p, q;
     float alpha;  // traversal: with which it is accepted
     float mass;   // of what is left, as summed up last
@@ -150,9 +151,9 @@ __device__ __forceinline__ VocabRow draft_row(const VerifyTreeParams& p, const T
     row.row = row_of(p.draft_logits, p.draft_dtype, r.first + u);
     row.columns = p.draft_vocab;
     if (!p.draft_controls) return row;
-    row.edits = edits_of(p.controls, r.index, r.first + u,
-                         DraftsBefore{p.input_ids, p.parents, r.first, u},
-                         IdMap{p.d2t, p.d2t_is_offset}, p.vocab_size);
+    row.edits =
+        edits_of(p.controls, r.index, r.first + u, DraftsBefore{p.input_ids, p.parents, r.first, u},
+                 IdMap{p.d2t, p.d2t_is_offset}, p.vocab_size);
     return row;
 }
 

@@ -103,8 +103,8 @@ __device__ __forceinline__ void sum_strips_by_warp(const EntryMass<RejectedIds>&
 }
 
 // Sums of all strips of a tile, by the block's warps side by side; a barrier follows.
-__attribute__((noinline)) __device__ inline void sum_strips_by_block(const EntryMass<RejectedIds>& weight, int tile,
-                                                    float* strips) {
+__attribute__((noinline)) __device__ inline void sum_strips_by_block(
+    const EntryMass<RejectedIds>& weight, int tile, float* strips) {
     constexpr int kEach = kStrips / kWalkWarps;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int first = static_cast<int>(threadIdx.x) / kWarpSize * kEach;
@@ -118,7 +118,8 @@ __attribute__((noinline)) __device__ inline void sum_strips_by_block(const Entry
 }
 
 // Mass of a tile, by a warp.
-__attribute__((noinline)) __device__ inline float tile_mass_by_warp(const EntryMass<RejectedIds>& weight, int tile) {
+__attribute__((noinline)) __device__ inline float tile_mass_by_warp(
+    const EntryMass<RejectedIds>& weight, int tile) {
     constexpr int kAtOnce = 4;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     float mine = 0.0f;

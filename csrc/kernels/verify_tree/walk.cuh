@@ -25,8 +25,7 @@ __attribute__((noinline)) __device__ inline void reject(const Walk& w, int32_t c
 // is left becomes a law, and the rejected child leaves q. No child is looked at where nothing is left.
 __attribute__((noinline)) __device__ inline void settle(const Walk& w) {
     TreeNode& at = w.shared.at;
-    const float mass =
-        total_mass(w.rest().num_tiles, [&](int tile) { return w.masses[tile]; });
+    const float mass = total_mass(w.rest().num_tiles, [&](int tile) { return w.masses[tile]; });
     __syncwarp();
     if (is_first_lane()) {
         const float whole = mass + (1.0f - at.alpha);
@@ -139,8 +138,8 @@ __device__ __forceinline__ void walk(const Walk& w) {
 __attribute__((noinline)) __device__ inline void pick_tile(const Walk& w) {
     const TreeNode& at = w.shared.at;
     const bool rejected = at.next > 0;
-    const float u = rejected ? w.number(at.node + 1, Purpose::kResidual)
-                             : w.number(at.node, Purpose::kBonus);
+    const float u =
+        rejected ? w.number(at.node + 1, Purpose::kResidual) : w.number(at.node, Purpose::kBonus);
     if (rejected && at.mass >= kMinResidualMass) {
         const auto mass_of = [&](int tile) { return w.masses[tile]; };
         const Bucket tile = pick_bucket(w.rest().num_tiles, u, at.mass, mass_of);
