@@ -10,7 +10,7 @@ import dataclasses
 
 import attention
 import cpu
-import trees
+import tree_ops
 import verify_tree
 
 RACE_SHARED = r"race on shared memory|uninitialised shared memory"
@@ -247,7 +247,7 @@ _CHAIN = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
-_TREES = [Mutation(*row) for row in [*trees.BUGS, *verify_tree.BUGS]]
+_TREES = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS]]
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)

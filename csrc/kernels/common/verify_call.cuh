@@ -34,10 +34,8 @@ __device__ __forceinline__ void write_id(const VerifyParams& p, void* ids, int64
 
 // Natural logarithm of the probability of an id, of the row before its edits or (processed) of its law;
 // 0 where the row has none. By a whole warp.
-__attribute__((noinline)) __device__ inline float logprob_of(const VocabRow& row,
-                                                             const RowScratch& scratch,
-                                                             const LawPlan& plan, bool processed,
-                                                             int64_t id) {
+CU_NOINLINE __device__ inline float logprob_of(const VocabRow& row, const RowScratch& scratch,
+                                               const LawPlan& plan, bool processed, int64_t id) {
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     if (processed) {
         if (!peak.usable()) return 0.0f;

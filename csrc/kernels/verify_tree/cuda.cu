@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
 __global__ void __launch_bounds__(kSelectThreads, 1)
     tree_filter_kernel(const __grid_constant__ VerifyTreeParams p) {
     CU_SHARED(shared, SelectPlan);
-    CU_SHARED(room, Room<FilterJob>);
-    FilterJob& job = room.get();
+    CU_SHARED(shared_job, Uniform<FilterJob>);
     const Slot slot = slot_of(p);
     const TreePlan plan = tree_plan(p);
     const int64_t b = request_of_row(p, slot.row);
@@ -110,14 +109,8 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
     if (!peak.usable()) return;
     const VocabRow row = slot.is_draft ? draft_row(p, r, u) : target_row(p, r, u);
-    if (threadIdx.x == 0) {
-        job = FilterJob{{row, scratch.z_maxima(), peak.max, law.scale},
-                        scratch,
-                        law.filters,
-                        p.vocab_size,
-                        false};
-    }
-    __syncthreads();
+    const FilterJob& job = shared_job.set(FilterJob{
+        {row, scratch.z_maxima(), peak.max, law.scale}, scratch, law.filters, p.vocab_size, false});
     filter_row(job, shared);
 }
 

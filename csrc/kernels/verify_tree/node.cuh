@@ -12,7 +12,7 @@ struct WalkShared {
     TreeRequest r;
     TreeNode at;  // where the walk is, written by thread 0
     int64_t depth;
-    Room<Rest> rest_room;
+    Uniform<Rest> rest_room;
     Bucket tile;  // of the draw
     bool ends;    // the path ends at `at`, else `rest` is to be summed up
     float strips[kStrips];
@@ -62,8 +62,7 @@ struct Listing {
 
 // The children of node u whose ids are tokens, in order; each id once unless it may be drawn twice. Of a
 // node of the tree every row that names it as its parent is one.
-__attribute__((noinline)) __device__ inline Listing list_children(const Walk& w, int64_t u,
-                                                                  TreeChild* list) {
+CU_NOINLINE __device__ inline Listing list_children(const Walk& w, int64_t u, TreeChild* list) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t first_row = w.shared.r.first, count = w.shared.r.count;
     const bool each_once = w.shared.r.siblings != Siblings::kSampledWithReplacement;
@@ -99,9 +98,8 @@ __attribute__((noinline)) __device__ inline Listing list_children(const Walk& w,
 
 // Makes node u at `depth` the one where the walk is, after nodes with these status bits. Its children go
 // to the request's list from `list` on; alpha: with which it is accepted, for traversal.
-__attribute__((noinline)) __device__ inline void come_to(const Walk& w, int64_t u, int64_t depth,
-                                                         int32_t list, int32_t status,
-                                                         float alpha) {
+CU_NOINLINE __device__ inline void come_to(const Walk& w, int64_t u, int64_t depth, int32_t list,
+                                           int32_t status, float alpha) {
     const TreeRequest& r = w.shared.r;
     const RowScratch scratch = w.scratch_of(u);
     const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
@@ -171,7 +169,7 @@ struct Chances {
 };
 
 // What is compared for the next child.
-__attribute__((noinline)) __device__ inline Chances chances_of(const Walk& w, int64_t id) {
+CU_NOINLINE __device__ inline Chances chances_of(const Walk& w, int64_t id) {
     const TreeNode& at = w.shared.at;
     const DraftMap map = draft_map(w.p, w.shared.plan);
     const int64_t column = map.exists() ? column_of(map, id) : id;
@@ -202,7 +200,7 @@ __device__ __forceinline__ int32_t child_of(const Walk& w, int64_t id) {
 
 // One number against the cumulative p of the children: the first one that it lies below, -1: none, and
 // then p off the children is left. Lanes look p up side by side.
-__attribute__((noinline)) __device__ inline int32_t one_coin(const Walk& w) {
+CU_NOINLINE __device__ inline int32_t one_coin(const Walk& w) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const TreeNode& at = w.shared.at;
     const float u = w.number(at.node + 1, Purpose::kAccept);

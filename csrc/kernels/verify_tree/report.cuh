@@ -12,8 +12,8 @@ struct TopPlan {
 };
 
 // The most probable ids at a node of the path, to place `first` of the outputs.
-__attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64_t u, int64_t first,
-                                                            int n, TopPlan& top) {
+CU_NOINLINE __device__ inline void report_top(const Walk& w, int64_t u, int64_t first, int n,
+                                              TopPlan& top) {
     const VerifyTreeParams& p = w.p;
     const LawPlan& law = w.shared.r.p;
     const RowScratch scratch = w.scratch_of(u);
@@ -38,9 +38,8 @@ __attribute__((noinline)) __device__ inline void report_top(const Walk& w, int64
 }
 
 // Writes every output; `token` follows the nodes 0..accepted of the way (-1: an inactive request).
-__attribute__((noinline)) __device__ inline void write_outputs(const Walk& w, int64_t accepted,
-                                                               int64_t token, int32_t status,
-                                                               TopPlan* top) {
+CU_NOINLINE __device__ inline void write_outputs(const Walk& w, int64_t accepted, int64_t token,
+                                                 int32_t status, TopPlan* top) {
     const VerifyTreeParams& p = w.p;
     const TreeNode* way = w.nodes();
     const int n = top_n(p);

@@ -12,8 +12,8 @@ namespace specdec::cuda {
 // A node on the way that the last launch has come.
 struct alignas(16) TreeNode {
     double a, b;  // what is left of p: max(a p - b q, 0) off the rejected children
-    double factor,
-        removed;  // of q, where drawn children are not put back: factor = 1 / (1 - removed)
+    // Of q, where drawn children are not put back: factor = 1 / (1 - removed).
+    double factor, removed;
     RowLaw p, q;
     float alpha;  // traversal: with which it is accepted
     float mass;   // of what is left, as summed up last

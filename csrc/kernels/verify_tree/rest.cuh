@@ -16,15 +16,6 @@ namespace specdec::cuda {
 constexpr int kWalkThreads = 512;
 constexpr int kWalkWarps = kWalkThreads / kWarpSize;
 
-// Shared memory for a T with member initialisers, which CUDA allows in no __shared__ variable. T is
-// assigned to before it is read.
-template <class T>
-struct Room {
-    alignas(16) unsigned char bytes[sizeof(T)];
-
-    __device__ __forceinline__ T& get() { return *reinterpret_cast<T*>(bytes); }
-};
-
 // The first `count` children of a node.
 struct RejectedIds {
     static constexpr bool kBesideQ = true;
@@ -103,8 +94,8 @@ __device__ __forceinline__ void sum_strips_by_warp(const EntryMass<RejectedIds>&
 }
 
 // Sums of all strips of a tile, by the block's warps side by side; a barrier follows.
-__attribute__((noinline)) __device__ inline void sum_strips_by_block(
-    const EntryMass<RejectedIds>& weight, int tile, float* strips) {
+CU_NOINLINE __device__ inline void sum_strips_by_block(const EntryMass<RejectedIds>& weight,
+                                                       int tile, float* strips) {
     constexpr int kEach = kStrips / kWalkWarps;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int first = static_cast<int>(threadIdx.x) / kWarpSize * kEach;
@@ -118,8 +109,8 @@ __attribute__((noinline)) __device__ inline void sum_strips_by_block(
 }
 
 // Mass of a tile, by a warp.
-__attribute__((noinline)) __device__ inline float tile_mass_by_warp(
-    const EntryMass<RejectedIds>& weight, int tile) {
+CU_NOINLINE __device__ inline float tile_mass_by_warp(const EntryMass<RejectedIds>& weight,
+                                                      int tile) {
     constexpr int kAtOnce = 4;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     float mine = 0.0f;

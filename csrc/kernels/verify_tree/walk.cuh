@@ -9,7 +9,7 @@ namespace specdec::cuda {
 // --- Rejections: by warp 0 ---------------------------------------------------------------------------
 // Rejects the next `count` children of a node of acceptance alpha: what is left is max(alpha rest - q, 0).
 // Its mass is to be summed up.
-__attribute__((noinline)) __device__ inline void reject(const Walk& w, int32_t count, float alpha) {
+CU_NOINLINE __device__ inline void reject(const Walk& w, int32_t count, float alpha) {
     __syncwarp();  // the node has been read
     if (is_first_lane()) {
         TreeNode& at = w.shared.at;
@@ -23,7 +23,7 @@ __attribute__((noinline)) __device__ inline void reject(const Walk& w, int32_t c
 
 // After that, with its mass: the node's acceptance becomes R / (R + 1 - alpha); for the next child what
 // is left becomes a law, and the rejected child leaves q. No child is looked at where nothing is left.
-__attribute__((noinline)) __device__ inline void settle(const Walk& w) {
+CU_NOINLINE __device__ inline void settle(const Walk& w) {
     TreeNode& at = w.shared.at;
     const float mass = total_mass(w.rest().num_tiles, [&](int tile) { return w.masses[tile]; });
     __syncwarp();
@@ -98,7 +98,7 @@ __device__ __forceinline__ Step step_through(const Walk& w, const Chances& c) {
 }
 
 // Goes on until a rest is to be summed up or the path ends. is_summed: the last one has been.
-__attribute__((noinline)) __device__ inline void decide(const Walk& w, bool is_summed) {
+CU_NOINLINE __device__ inline void decide(const Walk& w, bool is_summed) {
     const bool climbs = w.p.method == Method::kTraversal && w.shared.r.reads_q;
     if (is_summed) {
         settle(w);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void walk(const Walk& w) {
 }
 
 // Where the number that draws falls, by warp 0: among what is left after rejections, or in p.
-__attribute__((noinline)) __device__ inline void pick_tile(const Walk& w) {
+CU_NOINLINE __device__ inline void pick_tile(const Walk& w) {
     const TreeNode& at = w.shared.at;
     const bool rejected = at.next > 0;
     const float u =
@@ -166,7 +166,7 @@ __attribute__((noinline)) __device__ inline void pick_tile(const Walk& w) {
 }
 
 // The token after the path.
-__attribute__((noinline)) __device__ inline int64_t token_after(const Walk& w) {
+CU_NOINLINE __device__ inline int64_t token_after(const Walk& w) {
     const TreeNode& at = w.shared.at;
     if (at.own_status != 0 && w.p.controls.any_edits) {
         return fallback_token(w.row_of_node(at.node), at.own_status, w.shared.fallback);
