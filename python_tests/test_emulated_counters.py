@@ -223,3 +223,43 @@ def test_trees_write_each_word_once(nodes, words):
     written = {name: t["written_bytes"] for name, t in stats["tensors"].items()}
     for name in ("parents", "depth", "first_child", "next_sibling"):
         assert written[name] == 4 * 2 * nodes
+
+
+VOCAB, DRAFTS = 151936, 7
+
+
+@pytest.mark.parametrize("controls", ["none", "filters", "everything"])
+def test_verify_chain_at_a_real_size(controls):
+    """One request of 7 drafts at a vocabulary of 151936: bytes within 5 % of the floor (every row once,
+    the residual's two rows twice), 2 launches, 3 with filters; scratch at most 1 % of the logits."""
+    backend = backends.get("emu_hooks")
+    g = torch.Generator().manual_seed(1)
+    target = (torch.randn(DRAFTS + 1, VOCAB, generator=g) * 2).bfloat16()
+    draft = target[:DRAFTS].clone()[None]
+    ids = torch.cat([torch.zeros(1, dtype=torch.int64), target[:DRAFTS].float().argmax(-1)])
+    target[3, ids[4]] = -torch.inf  # drafts 1 to 3 have p = q, the fourth has p = 0
+    options = {}
+    if controls != "none":
+        options = {"top_k": torch.tensor([50], dtype=torch.int32), "top_p": torch.tensor([0.95])}
+        options["draft_controls"] = True
+    if controls == "everything":
+        options |= {
+            "repetition_penalty": torch.tensor([1.1]),
+            "token_counts": torch.zeros(1, VOCAB, dtype=torch.int32),
+            "num_logprobs": 20,
+        }
+    stats = backend.stats(
+        lambda: backend.ops.verify_chain(
+            target, ids, torch.tensor([0, DRAFTS + 1], dtype=torch.int32), torch.ones(1).long(),
+            torch.ones(1).long(), DRAFTS, vocab_size=VOCAB, draft_logits=draft, **options,
+        )
+    )  # fmt: skip
+    assert stats["launches"] == (2 if controls == "none" else 3)
+    logits = (target.numel() + draft.numel()) * 2
+    read = sum(stats["tensors"][name]["read_bytes"] for name in ("target_logits", "draft_logits"))
+    if controls == "none":
+        floor = logits + 2 * VOCAB * 2
+        assert read <= 1.05 * floor, (read, floor)
+    else:
+        assert read <= 1.5 * logits, (read, logits)
+    assert stats["tensors"]["scratch"]["bytes"] <= logits / 100

@@ -4,21 +4,13 @@
 #include "draft_map.cuh"
 #include "params.h"
 #include "philox.h"
+#include "verify_call.cuh"
 
 namespace specdec::cuda {
 
 constexpr int64_t kWantedBlocks = 512;  // of the last launch: a few per multiprocessor
 
 // --- What a call wants ------------------------------------------------------------------------------
-SPECDEC_HD bool wants_raw(const VerifyParams& p) {
-    return p.logprobs_wanted.count >= 0 && !p.logprobs_wanted.processed;
-}
-SPECDEC_HD bool wants_processed(const VerifyParams& p) {
-    return p.logprobs_wanted.count >= 0 && p.logprobs_wanted.processed;
-}
-SPECDEC_HD int top_n(const VerifyParams& p) {
-    return p.logprobs_wanted.count > 0 ? p.logprobs_wanted.count : 0;
-}
 // Whether the call has a launch between the statistics and the decisions.
 SPECDEC_HD bool wants_selection(const VerifyParams& p) {
     return p.controls.any_filters || top_n(p) > 0;
@@ -43,7 +35,7 @@ struct Plan {
 SPECDEC_HD Plan plan_of(const VerifyChainParams& p) {
     Plan plan;
     RowNeeds needs;
-    needs.edited = p.controls.any_edits;
+    needs.edited = has_edits(p);
     needs.filtered = p.controls.any_filters;
     needs.raw = wants_raw(p);
     needs.entropy = p.method == Method::kTypical;
@@ -151,10 +143,6 @@ __device__ __forceinline__ VocabRow draft_row(const VerifyChainParams& p, const 
                          DraftsBefore{p.input_ids, IndexView{}, r.first, j},
                          IdMap{p.d2t, p.d2t_is_offset}, p.vocab_size);
     return row;
-}
-
-__device__ __forceinline__ bool is_token(const VerifyChainParams& p, int64_t id) {
-    return id >= 0 && id < p.vocab_size;
 }
 
 // Whether a chain can come to row j: the draft fed there exists and is a token.

@@ -63,30 +63,6 @@ __device__ __forceinline__ bool is_last_block(uint32_t* ticket, uint32_t num_blo
 }
 
 // --- Outputs ----------------------------------------------------------------------------------------
-__device__ __forceinline__ void write_id(const VerifyParams& p, void* ids, int64_t i, int64_t id) {
-    if (p.input_ids.dtype == DType::kI64) {
-        static_cast<int64_t*>(ids)[i] = id;
-    } else {
-        static_cast<int32_t*>(ids)[i] = static_cast<int32_t>(id);
-    }
-}
-
-// Log-probability of an id at row j, 0 where the row has no such law. By a whole warp.
-CU_NOINLINE __device__ inline float logprob_at(const VerifyChainParams& p, const Plan& plan,
-                                               const Request& r, int64_t j, int64_t id) {
-    const RowScratch scratch = target_scratch(p, plan, r.index, j);
-    const RowPeak peak = row_peak(scratch.tiles, scratch.num_tiles);
-    const VocabRow row = target_row(p, r, j);
-    if (wants_processed(p)) {
-        if (!peak.usable()) return 0.0f;
-        const RowLaw law = law_of(scratch, peak.max, r.p.scale, r.p.filtered);
-        return log_of(law, row.at(id), id);
-    }
-    if (!peak.raw_usable()) return 0.0f;
-    const RawLse lse = raw_lse(scratch, peak.max);
-    return (entry_of(row.row, id) - lse.max) - lse.log_sum;
-}
-
 // Writes every output of a request, by the whole block; `token` follows the accepted drafts (-1: the
 // request is inactive).
 CU_NOINLINE __device__ inline void write_outputs(const VerifyChainParams& p, const Plan& plan,
@@ -103,7 +79,8 @@ CU_NOINLINE __device__ inline void write_outputs(const VerifyChainParams& p, con
     }
     if (p.logprobs_wanted.count >= 0) {
         for (int64_t i = threadIdx.x / kWarpSize; i < written; i += kTileWarps) {
-            const float logprob = logprob_at(p, plan, r, i, id_at(i));
+            const float logprob = logprob_of(target_row(p, r, i), target_scratch(p, plan, b, i),
+                                             r.p, wants_processed(p), id_at(i));
             if (threadIdx.x % kWarpSize == 0) p.logprobs[b * width + i] = logprob;
         }
     }
