@@ -186,30 +186,6 @@ def test_greedy_paths_of_sglang(backend):
         assert tokens[b, : len(emitted)].tolist() == emitted
 
 
-def test_opcheck_and_compile():
-    op = torch.ops.specdec.verify_tree.default
-    for ids, children in ((torch.int64, "sampled"), (torch.int32, "deterministic")):
-        case = trees.random_case(4, 50, 6, seed=17, children=children)
-        case["input_ids"] = case["input_ids"].clamp(-1, 49).to(ids)
-        positional = [case.pop(name) for name in trees.POSITIONAL]
-        torch.library.opcheck(op, positional, case)
-
-    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
-    def step(target, ids, parents, cu_rows, seeds, positions):
-        tokens, path, *_ = torch.ops.specdec.verify_tree(
-            target * 1.0, ids, parents, cu_rows, seeds, positions, 3, vocab_size=50
-        )
-        return tokens + 1, path
-
-    for batch in (4, 3):
-        case = trees.random_case(batch, 50, 6, seed=18, with_controls=False)
-        arguments = [case[name] for name in trees.POSITIONAL[:-1]]
-        wanted = op(*arguments, 3, vocab_size=50)
-        tokens, path = step(*arguments)
-        assert_same(tokens, wanted[0] + 1)
-        assert_same(path, wanted[1])
-
-
 def test_errors_name_op_argument_wanted_got(backend):
     case = trees.random_case(3, 20, 4, seed=4, children="sampled", with_controls=False, bad=False)
     rows = case["target_logits"].shape[0]

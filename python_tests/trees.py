@@ -2,9 +2,20 @@
 
 import torch
 from compare import DECISION_BAND, assert_close, assert_decisions, assert_same
+from control_cases import random_controls
 from oracles import verify_tree as oracle
-from random_controls import controls
 
+_PER_REQUEST = [
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "token_counts",
+    "prompt_mask",
+]
 NAMES = ["tokens", "path", "num_accepted", "status", "logprobs", "top_ids", "top_logprobs"]
 POSITIONAL = [
     "target_logits",
@@ -149,7 +160,9 @@ def random_case(
             if bad and randint(0, 25) == 0:
                 case["parents"][begin + u] = [-1, u, u + 1, 2**30][int(randint(0, 4))]
     if with_controls:
-        case.update(controls(g, batch, rows, vocab))
+        case.update(random_controls(batch, rows, vocab, seed=seed, joint=seed % 2 == 1))
+        case["num_logprobs"] = [-1, 0, 3][seed % 3]
+        case["logprobs_mode"] = ["raw", "processed"][seed // 2 % 2]
     return case
 
 
@@ -163,9 +176,7 @@ def take(case, order):
         if case.get(name) is not None:
             out[name] = case[name][index]
     out["cu_rows"] = torch.tensor([0] + [len(r) for r in rows]).cumsum(0).int()
-    from random_controls import PER_REQUEST
-
-    for name in ["seeds", "positions", "draft_temperature", *PER_REQUEST]:
+    for name in ["seeds", "positions", "draft_temperature", *_PER_REQUEST]:
         if case.get(name) is not None:
             out[name] = case[name][list(order)]
     if case.get("bias_offsets") is not None:

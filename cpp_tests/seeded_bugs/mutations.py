@@ -309,4 +309,6 @@ _CPU = [
     for id, file, old, new, tests, *objects in cpu.BUGS
 ]
 
-ALL = _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+ALL = (
+    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+)
