@@ -87,6 +87,25 @@ def test_a_chain_is_verify_chain(backend, method, one_hot):
             assert path[b].tolist() == steps
 
 
+def test_siblings_with_the_same_id(backend):
+    """The later one is absent: a number between p(5) and p(5) + p(6) accepts the 6."""
+    batch, nodes, vocab = 24, 4, 8
+    logits = torch.full((batch * nodes, vocab), -torch.inf)
+    logits[:, 5], logits[:, 6], logits[:, 7] = 0.4, 0.3, 0.1
+    case = {
+        "target_logits": logits,
+        "input_ids": torch.tensor([0, 5, 5, 6]).repeat(batch),
+        "parents": torch.tensor([-1, 0, 0, 0], dtype=torch.int32).repeat(batch),
+        "cu_rows": torch.arange(batch + 1, dtype=torch.int32) * nodes,
+        "seeds": torch.arange(batch),
+        "positions": torch.arange(batch),
+        "max_depth": 2,
+        "vocab_size": vocab,
+    }
+    path = trees.check(backend, case)[1]
+    assert set(path[:, 1].tolist()) == {-1, 1, 3}
+
+
 @pytest.mark.parametrize("method", ["token", "traversal"])
 def test_draft_ids_outside_the_vocabulary(backend, method):
     """They take no part in q's law where the controls act on it."""
