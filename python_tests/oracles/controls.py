@@ -161,8 +161,8 @@ class Request:
 
         counts = [count(0.0)]
         if band:
-            low, high = count(-band), count(band)
-            counts += [n for n in range(min(low, high), max(low, high) + 1) if n != counts[0]]
+            # Only the fewest and the most: the laws between differ by less than the band.
+            counts += sorted({count(-band), count(band)} - set(counts))
         return [order[:n] for n in counts]
 
     def laws(self, z, band=0.0):
