@@ -269,9 +269,10 @@ _CHAIN = [
 _CONTROLS = [
     bug("edits-drafts-not-counted", EDITS, "count[i] += id[i] == draft ? 1 : 0;", "",
         tests=f"{CONTROLS}::each_control"),
-    bug("edits-bias-overwrites", EDITS, "id[i] == biased ? x[i] + value", "id[i] == biased ? value"),
+    bug("edits-bias-overwrites", EDITS, "id[i] == biased ? x[i] + value", "id[i] == biased ? value",
+        tests=f"{CONTROLS}::each_control"),
     bug("edits-mask-ignored", EDITS, "if (!is_known(id[i]) || !e.allowed(id[i]))",
-        "if (!is_known(id[i]))"),
+        "if (!is_known(id[i]))", tests=f"{CONTROLS}::each_control"),
     bug("edits-counts-past-the-vocabulary", EDITS, "is_known(id[i]) ? __ldg(e.penalties.counts",
         "true ? __ldg(e.penalties.counts", "hooks", BOUNDS, tests=f"{CONTROLS}::each_control"),
     bug("tiles-groups-round-up", TILES, "(key_of(most) >> 16)", "((key_of(most) >> 16) + 1)"),
