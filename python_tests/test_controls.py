@@ -87,11 +87,14 @@ def test_each_control_alone(backend, only):
         case = sample_case(
             batch, vocab, seed=vocab, **random_controls(batch, batch, vocab, **kinds)
         )
-        check_sample(backend, {**case, "num_logprobs": 3})
+        # Processed log-probabilities see every logit through the sum, where a draw sees its own.
+        reported = {"num_logprobs": 3, "logprobs_mode": "processed"}
+        check_sample(backend, {**case, **reported})
         chain = chain_case(batch, vocab, 2, seed=vocab)
         chain = {k: v for k, v in chain.items() if k not in random_controls(1, 1, 2)}
         rows = chain["target_logits"].shape[0]
-        check_chain(backend, {**chain, **random_controls(batch, rows, vocab, seed=1, **kinds)})
+        controls = random_controls(batch, rows, vocab, seed=1, **kinds)
+        check_chain(backend, {**chain, **controls, **reported})
 
 
 @pytest.mark.parametrize("draft_controls", [False, True])
