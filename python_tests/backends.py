@@ -44,6 +44,12 @@ class Backend:
     def emulated(self):
         return self.lib is not None
 
+    def call(self, op, positional, case):
+        """Results of an op on the CPU. case: its arguments by name, those named in `positional` passed
+        by place. Tensors keep their strides."""
+        on = {k: v.to(self.device) if torch.is_tensor(v) else v for k, v in case.items()}
+        return [t.cpu() for t in getattr(self.ops, op)(*[on.pop(k) for k in positional], **on)]
+
     def set(self, key, value):
         """An emulator setting, such as order or seed of the thread schedule."""
         self.lib.emu_set(key.encode(), value)

@@ -7,6 +7,7 @@ floats                             assert_close: NaN and infinity positions firs
                                    output type
 """
 
+import numpy as np
 import torch
 
 _INT_OF = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -106,3 +107,19 @@ def assert_decisions(got, allowed, what="decision"):
     limit = 1 + len(allowed) // 100
     assert crossings <= limit, f"{what}: {crossings} of {len(allowed)} cross a threshold"
     return crossings
+
+
+# Frequencies of draws at fixed seeds: within this many standard deviations of the law.
+_DEVIATIONS = 5.0
+
+
+def assert_rate(rate, law, count, what="rate"):
+    """A relative frequency among `count` draws, or several, against probabilities. What has probability
+    0 or 1 must come out never or always."""
+    rate, law = np.asarray(rate, dtype=np.float64), np.asarray(law, dtype=np.float64)
+    bound = _DEVIATIONS * np.sqrt(law * (1.0 - law) / count)
+    assert (np.abs(rate - law) <= bound).all(), f"{what}: {rate} among {count}, wanted {law}"
+
+
+# A number that was published with three decimals.
+PUBLISHED_ERROR = 5e-4

@@ -8,6 +8,7 @@ Laws depend on the whole context: the logits of a row are a fixed function of th
 import itertools
 
 import numpy as np
+from compare import FORMULA_ERROR
 from oracles.choices import Every
 from oracles.controls import Controls, Row
 from oracles.verify import Verification
@@ -128,7 +129,7 @@ class Job:
         accepted = 0.0
         for w, tokens in self.drafts():
             walk = self.verification(tokens, Every()).walk()
-            assert abs(sum(v for v, _ in walk) - 1) < 1e-9, (
+            assert abs(sum(v for v, _ in walk) - 1) < FORMULA_ERROR, (
                 "choices with probabilities that sum to 1"
             )
             for v, outcome in walk:

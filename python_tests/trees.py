@@ -1,21 +1,11 @@
 """Cases of verify_tree for the tests: building them, running the op, comparing with the oracle."""
 
 import torch
-from compare import DECISION_BAND, assert_close, assert_decisions, assert_same
-from control_cases import random_controls
+from compare import DECISION_BAND, assert_decisions, assert_same
+from control_cases import assert_logprobs, random_controls
 from oracles import verify_tree as oracle
+from oracles.controls import PER_REQUEST
 
-_PER_REQUEST = [
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "token_counts",
-    "prompt_mask",
-]
 NAMES = ["tokens", "path", "num_accepted", "status", "logprobs", "top_ids", "top_logprobs"]
 POSITIONAL = [
     "target_logits",
@@ -30,9 +20,7 @@ POSITIONAL = [
 
 def run(backend, case):
     """Results on the CPU. Tensors keep their strides."""
-    on = {k: v.to(backend.device) if torch.is_tensor(v) else v for k, v in case.items()}
-    positional = [on.pop(name) for name in POSITIONAL]
-    return [t.cpu() for t in backend.ops.verify_tree(*positional, **on)]
+    return backend.call("verify_tree", POSITIONAL, case)
 
 
 def assert_equal(got, wanted, what=""):
@@ -70,21 +58,9 @@ def check(backend, case):
         got.append((tuple(nodes[: a + 1]), row[a], int(status[b])))
     assert_decisions(got, allowed, "request")
     wanted = oracle.logprobs(tokens, path, case)
-    assert_reported(reported, wanted, case)
+    assert_logprobs(reported[0], wanted[0], what="logprobs")
+    assert_logprobs(reported[2], wanted[2], reported[1], wanted[1], "top")
     return out
-
-
-def assert_reported(got, wanted, case):
-    """Log-probabilities and the most probable ids. Ids whose log-probability is that of the n-th one to
-    within rounding may change places."""
-    finite = case["target_logits"].float()
-    magnitude = (
-        max(1.0, float(finite[torch.isfinite(finite)].abs().max())) if finite.numel() else 1.0
-    )
-    magnitude *= 4  # processed: divided by a temperature
-    assert_close(got[0], wanted[0], what="logprobs", magnitude=magnitude)
-    assert_same(got[1].long(), wanted[1].long(), "top_ids")
-    assert_close(got[2], wanted[2], what="top_logprobs", magnitude=magnitude)
 
 
 def random_case(
@@ -176,7 +152,7 @@ def take(case, order):
         if case.get(name) is not None:
             out[name] = case[name][index]
     out["cu_rows"] = torch.tensor([0] + [len(r) for r in rows]).cumsum(0).int()
-    for name in ["seeds", "positions", "draft_temperature", *_PER_REQUEST]:
+    for name in ["seeds", "positions", "draft_temperature", *PER_REQUEST]:
         if case.get(name) is not None:
             out[name] = case[name][list(order)]
     if case.get("bias_offsets") is not None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from chains import assert_equal, check, coins, logits_of, repeated, run
-from compare import assert_same
+from compare import assert_rate, assert_same
 
 from specdec_ext._philox import ACCEPT, BONUS, RESIDUAL, SAMPLE, uniform
 
@@ -249,10 +249,10 @@ def test_A06_the_residual_has_its_own_number(backend):
     tokens, accepted, *_ = run(backend, repeated([p, p], [0], range(n), q))
     rejected = accepted == 0
     ones = float((tokens[rejected, 0] == 1).double().mean())
-    assert abs(ones - 0.5) < 5 * 0.5 / float(rejected.sum()) ** 0.5
+    assert_rate(ones, 0.5, int(rejected.sum()))
     low = rejected & torch.from_numpy(accept[:n] < 0.5) if n <= len(accept) else rejected
     ones = float((tokens[low, 0] == 1).double().mean())
-    assert abs(ones - 0.5) < 5 * 0.5 / float(low.sum()) ** 0.5
+    assert_rate(ones, 0.5, int(low.sum()))
 
 
 def test_A06_repeats_are_bit_identical(backend):
@@ -270,15 +270,14 @@ def test_A06_repeats_are_bit_identical(backend):
 def test_A09_one_hot_drafts_need_the_one_hot_mode(backend):
     p, q = [0.5, 0.5], [[0.6, 0.4]]
     n = 400 if backend.emulated else 40000
-    sigma = 0.5 / n**0.5
     flag = {"draft_is_one_hot": torch.ones(n, dtype=torch.bool)}
     for one_hot in (repeated([p, p], [0], range(n)), repeated([p, p], [0], range(n), q, **flag)):
         tokens, accepted, *_ = run(backend, one_hot)
         assert (tokens[accepted == 0, 0] == 1).all(), "the residual of a one-hot draft excludes it"
-        assert abs(float((tokens[:, 0] == 0).double().mean()) - 0.5) < 5 * sigma
+        assert_rate(float((tokens[:, 0] == 0).double().mean()), 0.5, n)
     # What goes wrong otherwise, as the docstring says: the soft law accepts 5/6 of these drafts.
     tokens, *_ = run(backend, repeated([p, p], [0], range(n), q))
-    assert abs(float((tokens[:, 0] == 0).double().mean()) - 5 / 6) < 5 * sigma
+    assert_rate(float((tokens[:, 0] == 0).double().mean()), 5 / 6, n)
 
 
 # --- A10: the residual went through a softmax -------------------------------------------------------
@@ -322,7 +321,7 @@ def test_A13_rare_drafts_are_rarely_accepted(backend):
         case = repeated([[0.001, 0.999], [0.5, 0.5]], [0], range(n), draft_law)
         tokens, accepted, *_ = run(backend, case)
         rate = float(accepted.double().mean())
-        assert abs(rate - 0.001) < 5 * (0.001 * 0.999 / n) ** 0.5
+        assert_rate(rate, 0.001, n)
         assert (tokens[accepted == 0, 0] == 1).all()
         case = repeated([[0.0, 1.0], [0.5, 0.5]], [0], range(n), draft_law)
         assert (run(backend, case)[1] == 0).all()

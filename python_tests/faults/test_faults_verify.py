@@ -6,7 +6,14 @@ import pytest
 import torch
 import trees
 from chains import logits_of, repeated, run
-from compare import FORMULA_ERROR, assert_same
+from compare import (
+    FORMULA_ERROR,
+    LAW_ERROR,
+    PUBLISHED_ERROR,
+    assert_close,
+    assert_rate,
+    assert_same,
+)
 from enumeration import Context, Job
 from oracles.choices import Every
 from oracles.verify import Verification
@@ -43,11 +50,7 @@ def frequencies(tokens, vocab):
 
 
 def assert_law(tokens, law):
-    """Frequencies within five standard deviations, and nothing outside the support."""
-    law = np.asarray(law)
-    seen = frequencies(tokens, len(law))
-    bound = 5 * np.sqrt(law * (1 - law) / len(tokens))
-    assert (np.abs(seen - law) <= bound).all(), (seen, law)
+    assert_rate(frequencies(tokens, len(law)), law, len(tokens), "law")
 
 
 # --- Chains -----------------------------------------------------------------------------------------
@@ -62,10 +65,9 @@ def test_A08_q_is_the_law_that_was_drawn_from(backend):
     case["top_k"] = torch.full((count,), 2, dtype=torch.int32)
     out = run(backend, {**case, "draft_controls": True})
     assert_law(out[0][:, 0], p)
-    accepted = float(out[1].float().mean())
-    assert abs(accepted - 13 / 14) < 5 * np.sqrt(13 / 14 / 14 / count)
+    assert_rate(float(out[1].float().mean()), 13 / 14, count, "acceptance")
     wrong = frequencies(run(backend, case)[0][:, 0], 4)
-    assert abs(wrong[0] - 0.571) < 5 * np.sqrt(0.25 / count), "raw q is another law"
+    assert_rate(wrong[0], 4 / 7, count, "raw q is another law")
 
 
 def test_A14_q_is_used(backend):
@@ -75,11 +77,9 @@ def test_A14_q_is_used(backend):
     drafts = np.random.default_rng(2).choice(3, size=count, p=q)
     case = repeated([p, p], [0], np.arange(count), q=[q])
     case["input_ids"][1::2] = torch.from_numpy(drafts)
-    accepted = float(run(backend, case)[1].float().mean())
-    assert abs(accepted - 0.9) < 5 * np.sqrt(0.09 / count)
+    assert_rate(float(run(backend, case)[1].float().mean()), 0.9, count, "acceptance")
     one_hot = {**case, "draft_is_one_hot": torch.ones(count, dtype=torch.bool)}
-    accepted = float(run(backend, one_hot)[1].float().mean())
-    assert abs(accepted - 0.41) < 5 * np.sqrt(0.25 / count)
+    assert_rate(float(run(backend, one_hot)[1].float().mean()), 0.41, count, "acceptance")
 
 
 def test_A15_block_drafts_by_argmax_or_by_chance_are_both_exact():
@@ -161,7 +161,7 @@ def test_B01_numbers_of_a_public_tree_test():
         job.context.target = lambda tokens, x=x: x
         job.context.draft = lambda tokens, columns=None, y=y: y
         joint, _ = job.emitted()
-        assert np.abs(joint.sum(1) - target).sum() / 2 < 1e-6, count
+        assert np.abs(joint.sum(1) - target).sum() / 2 < LAW_ERROR, count
 
 
 @pytest.mark.parametrize("count, distance", [(2, 0.284), (3, 0.432)])
@@ -203,7 +203,7 @@ def test_B01_an_uncorrected_sibling_test_is_not_exact(count, distance):
             nodes = outcome.path
             first = ([0, *tokens][nodes[1]]) if len(nodes) > 1 else outcome.token
             law[first] += w * v
-    assert abs(np.abs(law - target).sum() / 2 - distance) < 2e-3
+    assert abs(np.abs(law - target).sum() / 2 - distance) <= PUBLISHED_ERROR
 
 
 def _draws(q, count):
@@ -430,14 +430,13 @@ def test_K04_penalties_count_the_drafts_before_the_row(backend):
     }
     out = run(backend, case)
     assert int(out[1][0]) == 3
-    chain_rows = []
     for j, (of_three, of_two) in enumerate(expected):
         ids, values = out[4][0, j].tolist(), out[5][0, j].tolist()
         logprob = dict(zip(ids, values, strict=True))
         free = logprob[0]  # an id without penalty
-        assert abs(logprob[3] - free - (float(logits[j, 3]) - of_three)) < 1e-4
-        assert abs(logprob[2] - free - (float(logits[j, 2]) - of_two)) < 1e-4
-        chain_rows.append(logprob)
+        got = torch.tensor([logprob[3] - free, logprob[2] - free])
+        wanted = [float(logits[j, 3]) - of_three, float(logits[j, 2]) - of_two]
+        assert_close(got, torch.tensor(wanted), what=f"row {j}", magnitude=32.0)
     # In a tree the drafts on the path count, not those beside it.
     case["parents"] = torch.tensor([-1, 0, 0, 1], dtype=torch.int32)
     case["input_ids"] = torch.tensor([3, 3, 1, 3])
@@ -447,7 +446,8 @@ def test_K04_penalties_count_the_drafts_before_the_row(backend):
     out = trees.run(backend, case)
     assert out[1][0].tolist() == [0, 1, 3, -1]
     last = dict(zip(out[5][0, 2].tolist(), out[6][0, 2].tolist(), strict=True))
-    assert abs(last[3] - last[0] + 3.0) < 1e-4 and abs(last[1] - last[0]) < 1e-4
+    got = torch.tensor([last[3] - last[0], last[1] - last[0]])
+    assert_close(got, torch.tensor([-3.0, 0.0]), what="the node on the path", magnitude=32.0)
 
 
 def test_K06_no_argument_is_written(backend):

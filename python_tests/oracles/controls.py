@@ -11,7 +11,7 @@ GREEDY = np.float32(1e-5)
 LOG2E = np.float32(1.44269504088896340736)
 TARGET_NAN, DRAFT_NAN, BAD_ID, EMPTY_SUPPORT, BAD_TREE = 1, 2, 4, 8, 16
 
-NAMES = [
+PER_REQUEST = [
     "temperature",
     "top_k",
     "top_p",
@@ -21,6 +21,9 @@ NAMES = [
     "presence_penalty",
     "token_counts",
     "prompt_mask",
+]
+NAMES = [
+    *PER_REQUEST,
     "bias_offsets",
     "bias_ids",
     "bias_values",

@@ -96,29 +96,33 @@ def outcomes(
     return out
 
 
-def row_logprobs(row, token, mode, n):
-    """(log-probability of the token, top ids, their log-probabilities) of one target row."""
-    values = row.logprobs(mode)
-    key = row.raw if mode == "raw" else row.z
-    return 0.0 if values is None else values[token], *top(values, key, n)
-
-
-def logprobs(tokens, num_accepted, case):
-    """(logprobs, top_ids, top_logprobs) of given results, float64: [B, K+1(, n)]."""
+def logprobs_along(paths, tokens, case, request_of):
+    """(logprobs, top_ids, top_logprobs) of tokens emitted along paths of nodes, float64: [B, K+1(, n)].
+    request_of(b): the Verification of request b; paths[b] is empty where it is inactive."""
     n, mode = max(case.get("num_logprobs", -1), 0), case.get("logprobs_mode", "raw")
     batch, width = tokens.shape
     out = np.zeros((batch, width)), np.full((batch, width, n), -1), np.zeros((batch, width, n))
     if case.get("num_logprobs", -1) >= 0:
-        for b in range(batch):
-            request = verification(b, Coins(0, 0), case)
-            if request is None:
-                continue
-            for i in range(int(num_accepted[b]) + 1):
-                row = request.row(list(range(i + 1)))
-                out[0][b, i], out[1][b, i], out[2][b, i] = row_logprobs(
-                    row, int(tokens[b, i]), mode, n
-                )
+        for b, path in enumerate(paths):
+            for i in range(len(path)):
+                row = request_of(b).row(path[: i + 1])
+                values = row.logprobs(mode)
+                if values is not None:
+                    out[0][b, i] = values[int(tokens[b, i])]
+                key = row.raw if mode == "raw" else row.z
+                out[1][b, i], out[2][b, i] = top(values, key, n)
     return tuple(torch.from_numpy(t) for t in out)
+
+
+def logprobs(tokens, num_accepted, case):
+    """(logprobs, top_ids, top_logprobs) of given results."""
+
+    def request_of(b):
+        return verification(b, Coins(0, 0), case)
+
+    active = [request_of(b) is not None for b in range(len(tokens))]
+    counts = [int(a) + 1 if yes else 0 for a, yes in zip(num_accepted, active, strict=True)]
+    return logprobs_along([list(range(c)) for c in counts], tokens, case, request_of)
 
 
 def verify_chain(target_logits, input_ids, cu_rows, seeds, positions, max_drafts, **options):

@@ -6,7 +6,7 @@ import torch
 from oracles.choices import Coins
 from oracles.controls import BAD_TREE, GREEDY, Controls
 from oracles.verify import Verification
-from oracles.verify_chain import row_logprobs, span, target_ids
+from oracles.verify_chain import logprobs_along, span, target_ids
 
 
 def structure(parents, max_depth):
@@ -100,21 +100,8 @@ def outcomes(
 
 def logprobs(tokens, path, case):
     """(logprobs, top_ids, top_logprobs) of given results, float64: [B, max_depth+1(, n)]."""
-    n, mode = max(case.get("num_logprobs", -1), 0), case.get("logprobs_mode", "raw")
-    batch, width = tokens.shape
-    out = np.zeros((batch, width)), np.full((batch, width, n), -1), np.zeros((batch, width, n))
-    if case.get("num_logprobs", -1) >= 0:
-        for b in range(batch):
-            request = verification(b, Coins(0, 0), case)
-            if request is None:
-                continue
-            nodes = [int(u) for u in path[b] if u >= 0]
-            for i in range(len(nodes)):
-                row = request[0].row(nodes[: i + 1])
-                out[0][b, i], out[1][b, i], out[2][b, i] = row_logprobs(
-                    row, int(tokens[b, i]), mode, n
-                )
-    return tuple(torch.from_numpy(t) for t in out)
+    paths = [[int(u) for u in row if u >= 0] for row in path]
+    return logprobs_along(paths, tokens, case, lambda b: verification(b, Coins(0, 0), case)[0])
 
 
 def verify_tree(target_logits, input_ids, parents, cu_rows, seeds, positions, max_depth, **options):

@@ -265,20 +265,13 @@ SPECDEC_SIMD V spread(X x) {
     }
 }
 
-// Whether a comparison holds in every lane, or in any.
+// Whether a comparison holds in every lane.
 SPECDEC_SIMD bool all_lanes(I16 x) {
     NativeInt both = x.part[0];
     for (int i = 1; i < kParts; ++i) both &= x.part[i];
     int32_t all = -1;
     for (int l = 0; l < kNativeLanes; ++l) all &= both[l];
     return all != 0;
-}
-SPECDEC_SIMD bool any_lane(I16 x) {
-    NativeInt either = x.part[0];
-    for (int i = 1; i < kParts; ++i) either |= x.part[i];
-    int32_t any = 0;
-    for (int l = 0; l < kNativeLanes; ++l) any |= either[l];
-    return any != 0;
 }
 
 // A comparison as a bit per lane.

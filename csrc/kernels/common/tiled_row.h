@@ -70,8 +70,6 @@ class TiledRow {
     }
     // Whether the raw row has a law.
     bool raw_usable() const { return raw_usable_ && raw_max_ > kMinusInfinity; }
-    float max() const { return max_; }
-    float raw_max() const { return raw_max_; }
     float raw_logit(int64_t column) const { return to_float(row_[column]); }
     float logit(int64_t column) const {
         const float x = raw_logit(column);
@@ -112,11 +110,8 @@ class TiledRow {
     // Natural log-sum-exp of the raw row.
     double raw_lse() const {
         double sum = 0.0;
-        for (const Tile& tile : tiles_) {
-            alignas(64) float lane[kLanes];
-            store(lane, exp2_product(set1(tile.raw_max - raw_max_), set1(kLog2E)));
-            sum += double{tile.raw_sum} * lane[0];
-        }
+        over_factors(&Tile::raw_max, raw_max_, kLog2E,
+                     [&](int64_t t, float factor) { sum += double{tiles_[t].raw_sum} * factor; });
         return raw_max_ + kLn2 * log2_of(sum);
     }
 
@@ -245,6 +240,20 @@ class TiledRow {
                             t * kVocabTile);
                 }
             });
+        }
+    }
+
+    // Calls fn(t, 2^((tile's max_of - row_max) * c)) for all tiles, in order: what makes a sum that is
+    // relative to the tile's maximum one relative to the row's.
+    template <class Fn>
+    void over_factors(float Tile::*max_of, float row_max, float c, const Fn& fn) const {
+        alignas(64) float lane[kLanes];
+        const int64_t n = static_cast<int64_t>(tiles_.size());
+        for (int64_t t = 0; t < n; t += kLanes) {
+            const int64_t count = n - t < kLanes ? n - t : kLanes;
+            for (int64_t l = 0; l < kLanes; ++l) lane[l] = tiles_[t + (l < count ? l : 0)].*max_of;
+            store(lane, exp2_product(load(lane) - set1(row_max), set1(c)));
+            for (int64_t l = 0; l < count; ++l) fn(t + l, lane[l]);
         }
     }
 

@@ -4,44 +4,12 @@
 // row's node or one of its ancestors.
 #pragma once
 
-#include "view.h"
+#include "rows.h"
 
 namespace specdec {
 
 constexpr int64_t kMaskBits = 32;
 constexpr int64_t kMaxTreeNodes = 0x7fffffff;  // node numbers and depths are int32
-
-SPECDEC_HD int64_t clamp_row(int64_t row, int64_t num_rows) {
-    return row < 0 ? 0 : (row > num_rows ? num_rows : row);
-}
-
-struct RowSpan {
-    int64_t first;
-    int64_t count;
-};
-
-// The rows of request b, with cu_rows clamped to 0..num_rows.
-SPECDEC_HD RowSpan rows_of_request(const int32_t* cu_rows, int64_t b, int64_t num_rows) {
-    const int64_t first = clamp_row(cu_rows[b], num_rows);
-    const int64_t end = clamp_row(cu_rows[b + 1], num_rows);
-    return RowSpan{first, end > first ? end - first : 0};
-}
-
-// The rows of no request: those before the first one's and those after the last one's.
-struct PaddingRows {
-    int64_t begin;  // of the rows of requests
-    int64_t end;
-    int64_t count;
-
-    SPECDEC_HD int64_t row(int64_t i) const { return i < begin ? i : i - begin + end; }
-};
-
-SPECDEC_HD PaddingRows padding_rows(const int32_t* cu_rows, int64_t batch, int64_t num_rows) {
-    const int64_t begin = clamp_row(cu_rows[0], num_rows);
-    const int64_t last = clamp_row(cu_rows[batch], num_rows);
-    const int64_t end = last > begin ? last : begin;
-    return PaddingRows{begin, end, num_rows - (end - begin)};
-}
 
 // Word `word` of a mask with bits 0 .. count-1.
 SPECDEC_HD uint32_t bits_below(int64_t count, int64_t word) {
@@ -52,6 +20,20 @@ SPECDEC_HD uint32_t bits_below(int64_t count, int64_t word) {
 // Word `word` of a mask with bit `node` alone.
 SPECDEC_HD uint32_t node_bit(int64_t node, int64_t word) {
     return node / kMaskBits == word ? 1u << (node % kMaskBits) : 0u;
+}
+
+// Links the nodes 1 .. num_nodes-1 that lie in the tree, inside(node), to their parents, parent_of(node):
+// siblings in ascending order. Both arrays hold -1 for every node before.
+template <class Link, class Inside, class ParentOf>
+inline void link_children(int64_t num_nodes, const Inside& inside, const ParentOf& parent_of,
+                          Link* first_child, Link* next_sibling) {
+    // From the last node up, every node becomes the head of its parent's list.
+    for (int64_t node = num_nodes - 1; node > 0; --node) {
+        if (!inside(node)) continue;
+        Link& head = first_child[parent_of(node)];
+        next_sibling[node] = head;
+        head = static_cast<Link>(node);
+    }
 }
 
 }  // namespace specdec

@@ -18,6 +18,7 @@ class Row : public TiledRow<T> {
     using Base = TiledRow<T>;
     using Base::edits_;
     using Base::max_;
+    using Base::over_factors;
     using Base::over_tiles;
     using Base::peaks_;
     using Base::plan_;
@@ -43,15 +44,16 @@ class Row : public TiledRow<T> {
             Selector<Base> selector(*this, max_, c_);
             double total = 0.0;
             if (plan_.sum) {
-                over_factors(
-                    [&](int64_t t, float factor) { total += tiles_[t].sum * double{factor}; });
+                over_factors(&Tile::max, max_, c_, [&](int64_t t, float factor) {
+                    total += tiles_[t].sum * double{factor};
+                });
             }
             cut_ = selector.select(filters, size_, total);
             has_cut_ = cut_.id != kNoCut || cut_.z > kMinusInfinity;
         }
         masses_.resize(tiles_.size());
         total_ = 0.0;
-        over_factors([&](int64_t t, float factor) {
+        over_factors(&Tile::max, max_, c_, [&](int64_t t, float factor) {
             float sum = tiles_[t].sum;
             if (has_cut_ || !plan_.sum) {
                 sum = tiles_[t].max < cut_.z ? 0.0f : with_tile(t, [&](const auto* x) {
@@ -63,9 +65,6 @@ class Row : public TiledRow<T> {
         });
         log2_total_ = log2_of(total_);
     }
-
-    // log2 of the kept sum of 2^((z - max) * c).
-    double log2_sum() const { return log2_total_; }
 
     float probability(int64_t column) const {
         const float z = logit(column);
@@ -176,19 +175,6 @@ class Row : public TiledRow<T> {
     double tile_factor(int64_t t) const {
         return first_lane(exp2_product(set1(tiles_[t].max - max_), set1(c_)));
     }
-    // Calls fn(t, tile_factor(t)) for all tiles, in order.
-    template <class Fn>
-    void over_factors(const Fn& fn) const {
-        alignas(64) float lane[kLanes];
-        const int64_t n = static_cast<int64_t>(tiles_.size());
-        for (int64_t t = 0; t < n; t += kLanes) {
-            const int64_t count = n - t < kLanes ? n - t : kLanes;
-            for (int64_t l = 0; l < kLanes; ++l) lane[l] = tiles_[t + (l < count ? l : 0)].max;
-            store(lane, exp2_product(load(lane) - set1(max_), set1(c_)));
-            for (int64_t l = 0; l < count; ++l) fn(t + l, lane[l]);
-        }
-    }
-
     // The rest in tile t: in units of probability with a draft, else relative to the tile's maximum.
     template <class Draft>
     void store_rest(const Rest& rest, const Draft* draft, int64_t t, float* mass) const {

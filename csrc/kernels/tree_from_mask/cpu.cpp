@@ -53,14 +53,11 @@ int32_t request_tree(const TreeFromMaskParams& p, const RowSpan& rows) {
         }
     }
 
-    // 2. Links: every node becomes the head of its parent's list.
-    for (int64_t i = num_nodes - 1; i > 0; --i) {
-        const int64_t row = rows.first + i;
-        if (p.depth[row] < 0) continue;
-        int32_t& head = p.first_child[rows.first + p.parents[row]];
-        p.next_sibling[row] = head;
-        head = static_cast<int32_t>(i);
-    }
+    // 2. Links.
+    link_children(
+        num_nodes, [&](int64_t node) { return p.depth[rows.first + node] >= 0; },
+        [&](int64_t node) { return p.parents[rows.first + node]; }, p.first_child + rows.first,
+        p.next_sibling + rows.first);
     return bad ? kBadTree : 0;
 }
 

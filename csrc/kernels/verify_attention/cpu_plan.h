@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu_tile.h"
+#include "rows.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -117,8 +118,8 @@ inline Plan make_plan(const VerifyAttentionParams& p, int64_t threads) {
     std::vector<char> owned(rows, 0);
     int64_t segments = 0;
     for (int64_t b = 0; b < p.batch; ++b) {
-        const int64_t begin = clamp(p.cu_rows[b], 0, rows);
-        const int64_t end = clamp(p.cu_rows[b + 1], begin, rows);
+        const RowSpan span = rows_of_request(p.cu_rows, b, rows);
+        const int64_t begin = span.first, end = begin + span.count;
         bound[2 * b] = begin;
         bound[2 * b + 1] = end;
         const int64_t computed = clamp(end - begin, 0, p.max_rows);

@@ -7,14 +7,13 @@
 // Determinism: fixed sums over absolute tiles (vocab_row.h); a request depends on nothing but itself.
 #include "params.h"
 
+#include <algorithm>
+
+#include "rows.h"
 #include "verify_results.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : x > high ? high : x;
-}
 
 struct Chain {
     const VerifyChainParams& p;
@@ -44,14 +43,13 @@ int64_t row_of_draft_logits(const VerifyChainParams& p, int64_t b) {
 
 void verify_chain(const VerifyChainParams& p) {
     for_requests<Chain>(p, [&](auto& walk, int64_t b) {
-        const int64_t begin = clamp(p.cu_rows[b], 0, p.num_rows);
-        const int64_t end = clamp(p.cu_rows[b + 1], begin, p.num_rows);
-        if (begin == end) return write_inactive(p, b);
-        const Chain chain{p, begin, clamp(end - begin, 1, p.max_path + 1),
+        const RowSpan rows = rows_of_request(p.cu_rows, b, p.num_rows);
+        if (rows.count == 0) return write_inactive(p, b);
+        const Chain chain{p, rows.first, std::min(rows.count, p.max_path + 1),
                           row_of_draft_logits(p, b)};
         const bool one_hot = chain.draft < 0;
         const RequestOf request{b,
-                                begin,
+                                rows.first,
                                 p.seeds[b],
                                 p.positions[b],
                                 one_hot ? Siblings::kDeterministic : Siblings::kSampled,

@@ -4,6 +4,7 @@
 #include "draft_map.cuh"
 #include "params.h"
 #include "philox.h"
+#include "rows.h"
 #include "verify_call.cuh"
 
 namespace specdec::cuda {
@@ -96,15 +97,12 @@ struct Request {
     LawPlan q;
 };
 
-__device__ __forceinline__ int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : (x > high ? high : x);
-}
-
 __device__ __forceinline__ Request read_request(const VerifyChainParams& p, int64_t b) {
     Request r;
     r.index = b;
-    r.first = clamp(p.cu_rows[b], 0, p.num_rows);
-    r.num_rows = clamp(clamp(p.cu_rows[b + 1], 0, p.num_rows) - r.first, 0, p.max_path + 1);
+    const RowSpan rows = rows_of_request(p.cu_rows, b, p.num_rows);
+    r.first = rows.first;
+    r.num_rows = min(rows.count, p.max_path + 1);
     r.p = law_plan(p.controls, b, p.vocab_size, wants_processed(p));
     r.draft_row = -1;
     r.q = r.p;

@@ -6,14 +6,11 @@
 // Determinism: fixed sums over absolute tiles (vocab_row.h); a request depends on nothing but itself.
 #include "params.h"
 
+#include "tree.h"
 #include "verify_results.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-int64_t clamp(int64_t x, int64_t low, int64_t high) {
-    return x < low ? low : x > high ? high : x;
-}
 
 // The valid part of a request's tree, down to max_path: links from node to first child and sibling.
 class Tree {
@@ -21,7 +18,7 @@ class Tree {
     Tree(const VerifyTreeParams& p, int64_t begin, int64_t count) : p_(p), begin_(begin) {
         first_child_.assign(count, -1);
         next_sibling_.assign(count, -1);
-        std::vector<int64_t> depth(count, -1), last_child(count, -1);
+        std::vector<int64_t> depth(count, -1);
         depth[0] = 0;
         bad_ = p.parents[begin] != -1;
         for (int64_t u = 1; u < count; ++u) {
@@ -31,14 +28,11 @@ class Tree {
                 continue;
             }
             depth[u] = depth[parent] + 1;
-            if (depth[u] > p.max_path) continue;
-            if (last_child[parent] < 0) {
-                first_child_[parent] = u;
-            } else {
-                next_sibling_[last_child[parent]] = u;
-            }
-            last_child[parent] = u;
         }
+        link_children(
+            count, [&](int64_t u) { return depth[u] >= 0 && depth[u] <= p.max_path; },
+            [&](int64_t u) { return p.parents[begin + u]; }, first_child_.data(),
+            next_sibling_.data());
     }
     bool bad() const { return bad_; }
 
@@ -69,17 +63,16 @@ void write_path(const VerifyTreeParams& p, int64_t b, const std::vector<int64_t>
 
 void verify_tree(const VerifyTreeParams& p) {
     for_requests<Tree>(p, [&](auto& walk, int64_t b) {
-        const int64_t begin = clamp(p.cu_rows[b], 0, p.num_rows);
-        const int64_t end = clamp(p.cu_rows[b + 1], begin, p.num_rows);
-        if (begin == end) {
+        const RowSpan rows = rows_of_request(p.cu_rows, b, p.num_rows);
+        if (rows.count == 0) {
             write_path(p, b, {});
             return write_inactive(p, b);
         }
-        const Tree tree(p, begin, end - begin);
+        const Tree tree(p, rows.first, rows.count);
         const bool one_hot = p.siblings == Siblings::kDeterministic ||
                              (p.draft_temperature != nullptr && is_greedy(p.draft_temperature[b]));
         const RequestOf request{b,
-                                begin,
+                                rows.first,
                                 p.seeds[b],
                                 p.positions[b],
                                 one_hot ? Siblings::kDeterministic : p.siblings,
