@@ -146,7 +146,7 @@ void law_sums(const T* x, int64_t n, float max, const float* scales, const T* ne
         };
         if (begin + kVocabBlock <= n) {
             for (int64_t i = begin; i < begin + kVocabBlock; i += kLanes) {
-                __builtin_prefetch(next + i, 0, 3);
+                __builtin_prefetch(next + i, 0, 2);
                 add(load(x + i));
             }
         } else {
