@@ -61,6 +61,6 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
     // --- Build facts ---------------------------------------------------------------------------
-    // The instruction set that CPU kernels use in this process: baseline, avx2 or avx512.
+    // The instruction set that CPU kernels use in this process: baseline, avx2, avx512 or amx.
     m.def("_cpu_isa() -> str");
 }

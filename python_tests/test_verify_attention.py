@@ -259,11 +259,11 @@ def test_threads_change_no_bit(rows, lens, kv_heads):
 
 
 def test_instruction_sets_give_the_same_bits(tmp_path):
-    """Every instruction set this CPU has, each in its own process."""
+    """Every instruction set this CPU has, each in its own process; bf16 on AMX has bits of its own."""
     script = pathlib.Path(__file__).with_name("isa_attention.py")
     package = pathlib.Path(specdec_ext.__file__).parent
     saved = {}
-    for isa in ("baseline", "avx2", "avx512"):
+    for isa in ("baseline", "avx2", "avx512", "amx"):
         path = tmp_path / f"{isa}.pt"
         done = subprocess.run(
             [sys.executable, str(script), str(path)],
@@ -279,7 +279,9 @@ def test_instruction_sets_give_the_same_bits(tmp_path):
     assert "baseline" in saved
     for isa, results in saved.items():
         for name, wanted in saved["baseline"].items():
-            assert_same(results[name], wanted, f"{name} on {isa}")
+            # Tiles of bf16 round products and weights in their own way; the oracle judges those.
+            if isa != "amx" or "bfloat16" not in name:
+                assert_same(results[name], wanted, f"{name} on {isa}")
 
 
 def test_rows_that_see_nothing(backend):
@@ -359,6 +361,24 @@ def test_large_scores(backend, dtype):
     for scale in (0.125, 3.0):
         check(backend, case, scale=scale)
         check(backend, case, scale=-scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [3, 20])
+def test_later_rows_may_be_nan(backend, rows, dtype):
+    """A row with NaN in its K and V is seen by itself and those after it, and by nobody before it."""
+    q, k_cache, v_cache, table, cu_rows, seq_lens = make([rows], [70], page_size=8, dtype=dtype)
+    clean = run(backend, (q, k_cache, v_cache, table, cu_rows, seq_lens))
+    place = 70 - rows // 2
+    page, offset = int(table[0, place // 8]), place % 8
+    for junk in (NAN, INF):
+        k_bad, v_bad = k_cache.clone(), v_cache.clone()
+        k_bad[page, offset] = v_bad[page, offset] = junk
+        out, lse = run(backend, (q, k_bad, v_bad, table, cu_rows, seq_lens))
+        first = rows - (70 - place)
+        assert_same(out[:first], clean[0][:first], "out of the rows before")
+        assert_same(lse[:first], clean[1][:first], "lse of the rows before")
+        assert not torch.isfinite(out[first:].float()).any(dim=-1).all(), "the bad row is seen"
 
 
 def test_values_of_one(backend):

@@ -32,7 +32,7 @@ def op_names() -> list[str]:
 
 
 def cpu_isa() -> str:
-    """Instruction set of the CPU kernels in this process: "baseline", "avx2" or "avx512".
+    """Instruction set of the CPU kernels in this process: "baseline", "avx2", "avx512" or "amx".
 
     SPECDEC_CPU_ISA forces one (it must be supported by the CPU); results are bitwise the same.
     """

@@ -115,9 +115,14 @@ def check_headers_alone():
     for path in sources(KERNELS, {".h"}):
         if path.name in ("kernel.h", "launch.h", "device.h"):
             continue  # those that need nvcc or the emulator
+        isa = (
+            ["-DSPECDEC_ISA=amx", "-march=sapphirerapids"]
+            if "amx" in path.name
+            else ["-DSPECDEC_ISA=baseline"]
+        )
         done = subprocess.run(
             [compiler, "-std=gnu++17", "-fsyntax-only", "-Wno-psabi", "-Wno-pragma-once-outside-header",
-             "-DSPECDEC_ISA=baseline", *includes, "-x", "c++", str(path)],
+             *isa, *includes, "-x", "c++", str(path)],
             text=True, capture_output=True,
         )  # fmt: skip
         if done.returncode != 0:

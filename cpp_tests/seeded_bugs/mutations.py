@@ -7,6 +7,7 @@ objects  a regular expression of the sources to plant the bug in, where the test
 """
 
 import dataclasses
+import pathlib
 
 import attention
 import cpu
@@ -305,9 +306,15 @@ _CONTROLS = [
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
 _TREES = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS]]
 
+
+def has_amx():
+    path = pathlib.Path("/proc/cpuinfo")
+    return path.exists() and "amx_bf16" in path.read_text()
+
+
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
-    for id, file, old, new, tests, *objects in cpu.BUGS
+    for id, file, old, new, tests, *objects in [*cpu.BUGS, *(cpu.AMX_BUGS if has_amx() else [])]
 ]
 
 ALL = (

@@ -1,13 +1,14 @@
 // Run-time choice of the instruction set of CPU kernels. Each kernels/<op>/cpu.cpp is compiled once
 // per ISA, its code inside namespace specdec::cpu::SPECDEC_ISA; SPECDEC_DECLARE_CPU in params.h
-// declares the copies and the entry point that picks one. Every copy gives the same bits.
+// declares the copies and the entry point that picks one. Every copy gives the same bits, but for `amx`:
+// products of bf16 on AMX tiles, in ops that SPECDEC_DECLARE_CPU_AMX declares, round in their own way.
 #pragma once
 
 namespace specdec::cpu {
 
-enum class Isa { kBaseline, kAvx2, kAvx512 };
+enum class Isa { kBaseline, kAvx2, kAvx512, kAmx };
 
-// Best the CPU has, or the one that SPECDEC_CPU_ISA=baseline|avx2|avx512 asks for. A name that is
+// Best the CPU has, or the one that SPECDEC_CPU_ISA=baseline|avx2|avx512|amx asks for. A name that is
 // unknown or that the CPU lacks throws std::runtime_error: a test that forces an ISA must not
 // silently run another one.
 Isa isa();
@@ -17,28 +18,34 @@ bool isa_supported(Isa isa);
 }  // namespace specdec::cpu
 
 #if defined(SPECDEC_X86_ISAS)
-#define SPECDEC_DECLARE_CPU(op, Params) \
-    namespace specdec::cpu {            \
-    namespace baseline {                \
-    void op(const Params& p);           \
-    }                                   \
-    namespace avx2 {                    \
-    void op(const Params& p);           \
-    }                                   \
-    namespace avx512 {                  \
-    void op(const Params& p);           \
-    }                                   \
-    inline void op(const Params& p) {   \
-        switch (isa()) {                \
-            case Isa::kAvx512:          \
-                return avx512::op(p);   \
-            case Isa::kAvx2:            \
-                return avx2::op(p);     \
-            default:                    \
-                return baseline::op(p); \
-        }                               \
-    }                                   \
+#define SPECDEC_DECLARE_CPU_ISAS(op, Params, on_amx) \
+    namespace specdec::cpu {                         \
+    namespace baseline {                             \
+    void op(const Params& p);                        \
+    }                                                \
+    namespace avx2 {                                 \
+    void op(const Params& p);                        \
+    }                                                \
+    namespace avx512 {                               \
+    void op(const Params& p);                        \
+    }                                                \
+    namespace amx {                                  \
+    void op(const Params& p);                        \
+    }                                                \
+    inline void op(const Params& p) {                \
+        switch (isa()) {                             \
+            case Isa::kAmx:                          \
+                return on_amx;                       \
+            case Isa::kAvx512:                       \
+                return avx512::op(p);                \
+            case Isa::kAvx2:                         \
+                return avx2::op(p);                  \
+            default:                                 \
+                return baseline::op(p);              \
+        }                                            \
+    }                                                \
     }
+#define SPECDEC_DECLARE_CPU(op, Params) SPECDEC_DECLARE_CPU_ISAS(op, Params, avx512::op(p))
 #else
 #define SPECDEC_DECLARE_CPU(op, Params) \
     namespace specdec::cpu {            \
@@ -49,4 +56,13 @@ bool isa_supported(Isa isa);
         baseline::op(p);                \
     }                                   \
     }
+#endif
+
+// Of an op with a dtype whose cpu.cpp is compiled for `amx` too.
+#if defined(SPECDEC_AMX)
+#define SPECDEC_DECLARE_CPU_AMX(op, Params) \
+    SPECDEC_DECLARE_CPU_ISAS(op, Params,    \
+                             p.dtype == ::specdec::DType::kBF16 ? amx::op(p) : avx512::op(p))
+#else
+#define SPECDEC_DECLARE_CPU_AMX(op, Params) SPECDEC_DECLARE_CPU(op, Params)
 #endif

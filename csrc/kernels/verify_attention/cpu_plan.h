@@ -154,5 +154,34 @@ inline std::vector<int64_t> cut(const Plan& plan, int64_t runs) {
     return bound;
 }
 
+// --- Tiles of a group ----------------------------------------------------------------------------
+
+struct TileView {
+    Places places;
+    uint64_t visible[kWideRows];  // keys of the tile that each row sees; the last row's behind them
+    int count;                    // 0 .. count-1 are all that any row sees
+    bool same;                    // every row sees all of these
+};
+
+// places: that each packed row sees.
+inline void find_tile(const VerifyAttentionParams& p, const Group& g, const int64_t* places,
+                      int64_t first, TileView& tile) {
+    find_places(p, g.request, first, g.limit, tile.places);
+    uint64_t any = 0, all = kAllKeys;
+    for (int m = 0; m < g.rows; ++m) {
+        tile.visible[m] = tile.places.present & first_keys(places[m] - first);
+        any |= tile.visible[m];
+        all &= tile.visible[m];
+    }
+    for (int m = g.rows; m < g.lanes; ++m) tile.visible[m] = tile.visible[g.rows - 1];
+    tile.count = any == 0 ? 0 : kTile - __builtin_clzll(any);
+    tile.same = all == any && any == first_keys(tile.count);
+}
+
+// State of segment s and head h among partials, or of head h (s = 0); rows of out are `width` floats.
+inline State state_of(const Group& g, float* states, int64_t s, int64_t h, int64_t width) {
+    return State::at(states + (s * g.heads + h) * State::floats(g.lanes, width), g.lanes, width);
+}
+
 }  // namespace
 }  // namespace specdec::cpu::SPECDEC_ISA

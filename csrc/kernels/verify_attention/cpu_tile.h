@@ -12,7 +12,11 @@ namespace {
 constexpr int kTile = kTileTokens;
 constexpr int kSegmentTiles = kSegmentTokens / kTile;
 // Up to kNarrowRows packed rows go through cpu_narrow.h, more through cpu_wide.h, kWideRows at a time.
+#if defined(__AMX_BF16__)
+constexpr int kNarrowRows = 0;  // cpu_amx.h takes all
+#else
 constexpr int kNarrowRows = 4;
+#endif
 constexpr int kWideVectors = 4;
 constexpr int kWideRows = kWideVectors * kNativeLanes;
 
@@ -101,11 +105,12 @@ struct Rows {
         }
     }
 
-  private:
     static const T* absent() {
         alignas(64) static constexpr T kZeros[kMaxHeadDim] = {};
         return kZeros;
     }
+
+  private:
     static const T* row(const View<const T, 4>& cache, const T* start, const Places& places,
                         int key) {
         return start + places.page[key] * cache.stride[0] + places.offset[key] * cache.stride[1];

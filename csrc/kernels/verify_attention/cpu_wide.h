@@ -13,7 +13,7 @@
 // float32 and the rows of the next tile are asked for: that fills the slots that fma leaves.
 #pragma once
 
-#include "cpu_tile.h"
+#include "cpu_plan.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -71,9 +71,7 @@ struct WideTile {
     const Rows<T>&k, &v;            // of this tile
     const Rows<T>&next_k, &next_v;  // of the one that comes next
     int64_t head_dim, v_dim;
-    int count;                // keys 0 .. count-1: all that any row sees
-    bool same;                // every row sees all of them
-    const uint64_t* visible;  // [lanes]
+    const TileView& view;
     float scale;
     const float* queries;
     float *keys, *values, *scores;
@@ -154,15 +152,26 @@ struct SeenKeys {
     }
 };
 
-// Logits to weights: online softmax of a vector of rows over this tile. Returns what earlier sums
-// are scaled by. The sum over keys is the tree of sum_lanes over (k, k + 16, k + 32, k + 48).
-template <int V, class T>
-SPECDEC_SIMD Native soften(const WideTile<T>& t, int v, const State& state) {
+// Of the rows and keys of a tile, [64 keys][lanes].
+struct Logits {
+    float* scores;
+    float scale;
+    const TileView& view;
+};
+
+// Logits (raw scores where Raw) to weights: online softmax of a vector of rows over this tile. Returns what
+// earlier sums are scaled by. The sum over keys is the tree of sum_lanes over (k, k + 16, k + 32, k + 48).
+template <int V, bool Raw>
+SPECDEC_SIMD Native soften(const Logits& t, int v, const State& state) {
     constexpr int kStep = V * kNativeLanes;
     float* scores = t.scores + v * kNativeLanes;
     const Native none = spread<Native>(-__builtin_inff());
-    if (!t.same || t.count < kTile) {
-        const SeenKeys seen(t.visible + v * kNativeLanes);
+    for (int key = 0; Raw && key < kTile; ++key) {
+        float* at = scores + key * kStep;
+        store(at, logit(load_native(at), t.scale));
+    }
+    if (!t.view.same || t.view.count < kTile) {
+        const SeenKeys seen(t.view.visible + v * kNativeLanes);
         for (int key = 0; key < kTile; ++key) {
             float* at = scores + key * kStep;
             store(at, select(seen(key), load_native(at), none));
@@ -217,19 +226,19 @@ __attribute__((noinline)) void value_block(const WideTile<T>& t, int64_t first, 
             acc[n][v] = load_native(out + (n * V + v) * kNativeLanes) * decay[v];
         }
     }
-    if (t.same) {
+    if (t.view.same) {
         int key = 0;
-        for (; key + 4 <= t.count; key += 4) {
+        for (; key + 4 <= t.view.count; key += 4) {
             multiply<4, 1, kValueRow>(values + key * kValueRow, t.scores + key * kStep, acc);
         }
-        for (; key < t.count; ++key) {
+        for (; key < t.view.count; ++key) {
             multiply<1, 1, kValueRow>(values + key * kValueRow, t.scores + key * kStep, acc);
         }
     } else {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            const SeenKeys seen(t.visible + v * kNativeLanes);
-            for (int key = 0; key < t.count; ++key) {
+            const SeenKeys seen(t.view.visible + v * kNativeLanes);
+            for (int key = 0; key < t.view.count; ++key) {
                 const NativeInt mine = seen(key);
                 const Native weight = load_native(t.scores + key * kStep + v * kNativeLanes);
 #pragma GCC unroll 16
@@ -256,17 +265,17 @@ void add_wide_tile(const WideTile<T>& t, const State& state) {
             widen(t.k.at[key] + d, keys + key * kKeyRow + d);
         }
     }
-    for_blocks<V>(t.count, [&](int64_t first, auto size) {
+    for_blocks<V>(t.view.count, [&](int64_t first, auto size) {
         score_block<V, size.value>(t, first, keys, next_keys);
         std::swap(keys, next_keys);
     });
     Native decay[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) decay[v] = soften<V>(t, v, state);
+    for (int v = 0; v < V; ++v) decay[v] = soften<V, false>({t.scores, t.scale, t.view}, v, state);
     for (int64_t d = 0; d < t.v_dim; d += kValueChannels) {
         const bool whole = d + kValueChannels <= t.v_dim;
         const int64_t width = whole ? kValueChannels : kLanes;
-        for (int key = 0; key < t.count; ++key) {
+        for (int key = 0; key < t.view.count; ++key) {
             const T* from = t.v.at[key] + d;
             float* to = t.values + key * kValueRow;
             widen(from, to);

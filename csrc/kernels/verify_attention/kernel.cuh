@@ -269,7 +269,13 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
             stream.next_tile(p, later);
             stream.look_up(p, task, tile + kStages + 1, later);
             stream.copy_keys(shared.key_slot(stage, later), tile + kStages, args, task, later);
-            if (busy) weigh_tile<Tr>(s, sums, shared.value_slot(stage, later), later);
+            if (busy) {
+                const typename Tr::T* values = shared.value_slot(stage, later);
+                const int first_token = tile * kTileTokens + later.part * Tr::kWarpTokens;
+                const bool finite_only =
+                    add_not_finite<Tr>(sums, values, args, task, valid, first_token, later);
+                weigh_tile<Tr>(s, sums, values, finite_only, later);
+            }
         }
         merge_segment<Tr>(sums, owned, args.partials,
                           task.partial_slot < 0 ? -1 : task.partial_slot + segment - task.first,

@@ -39,4 +39,4 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream);
 
 }  // namespace specdec
 
-SPECDEC_DECLARE_CPU(verify_attention, ::specdec::VerifyAttentionParams)
+SPECDEC_DECLARE_CPU_AMX(verify_attention, ::specdec::VerifyAttentionParams)

@@ -250,10 +250,58 @@ __device__ __forceinline__ void softmax_tile(Scores<Tr>& s, Sums<Tr>& sums) {
     }
 }
 
+// --- V that is not finite, in a tile whose rows see different tokens: 0 times it is NaN, and would reach
+//     rows that do not see it. Rare, so only correct. ---------------------------------------------------
+
+template <class T>
+__device__ __forceinline__ bool is_finite_bits(uint32_t bits) {
+    constexpr uint32_t kExponent = std::is_same<T, bf16>::value ? 0x7f80u : 0x7c00u;
+    return (bits & kExponent) != kExponent;
+}
+// Two elements, 0 in place of one that is not finite.
+template <class T>
+__device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
+    return (is_finite_bits<T>(pair) ? pair & 0xffffu : 0u) |
+           (is_finite_bits<T>(pair >> 16) ? pair & 0xffff0000u : 0u);
+}
+
+// Adds what is not finite to the rows that see it: their sums become inf or NaN, whatever the weights.
+// Whether there was any, for the whole warp: weigh_tile then leaves it out.
+template <class Tr>
+__device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr::T* values,
+                                               const AttendArgs& args, const Task& task,
+                                               uint32_t valid, int first_token,
+                                               const Lane<Tr>& at) {
+    using T = typename Tr::T;
+    if (valid == 0xffffu && first_token + Tr::kWarpTokens <= task.seen_by_all) return false;
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < Tr::kValueDim / 8; ++n) {
+#pragma unroll 1
+        for (int token = 0; token < Tr::kWarpTokens; ++token) {
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+                values + swizzled<Tr::kValueDim>(token, n) + at.lane % 4 * 2);
+            if (finite_pair<T>(pair) == pair) continue;
+            any = true;
+            const T low{static_cast<uint16_t>(pair)}, high{static_cast<uint16_t>(pair >> 16)};
+#pragma unroll
+            for (int i = 0; i < Tr::kRowBlocks * 2; ++i) {
+                const int row = at.first_row + i * 8 + at.lane / 4;
+                if (first_token + token >= row_limit<Tr>(args.p, task.item, row)) continue;
+                float(&o)[4] = sums.o[i / 2][n];
+                if (!is_finite_bits<T>(low.bits)) o[i % 2 * 2] += to_float(low);
+                if (!is_finite_bits<T>(high.bits)) o[i % 2 * 2 + 1] += to_float(high);
+            }
+        }
+    }
+    return __any_sync(kFullMask, any);
+}
+
 // o += P V, with P rounded to the element type; its fragments are those of the scores.
 template <class Tr>
 __device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
-                                           const typename Tr::T* values, const Lane<Tr>& at) {
+                                           const typename Tr::T* values, bool finite_only,
+                                           const Lane<Tr>& at) {
     using T = typename Tr::T;
     uint32_t a[Tr::kRowBlocks][4];
 #pragma unroll
@@ -268,6 +316,10 @@ __device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(
             b, values + swizzled<Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
+        if (finite_only) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) b[i] = finite_pair<T>(b[i]);
+        }
         const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
