@@ -172,6 +172,20 @@ def test_tensors_that_begin_off_16_bytes(backend):
         assert_same(view.cpu(), oracle.compact_kv([cache], slots, *lists)[0])
 
 
+@pytest.mark.parametrize("head_dim, width", [(64, 65), (64, 66), (60, 64), (61, 64)])
+def test_rows_between_16_byte_borders(backend, head_dim, width):
+    """Heads that begin off a 16-byte border, or begin on one and do not end on one."""
+    g = torch.Generator().manual_seed(16)
+    slots, *lists = oracle.random_case(g)
+    wide = random_cache(g, (10, 4, 2, width)).to(backend.device)
+    before = wide.clone()
+    inner = [t.to(backend.device) for t in (slots, *lists)]
+    backend.ops.compact_kv([wide[..., :head_dim]], [], *inner)
+    wanted = oracle.compact_kv([before[..., :head_dim].cpu()], slots, *lists)[0]
+    assert_same(wide[..., :head_dim].cpu(), wanted)
+    assert_same(wide[..., head_dim:], before[..., head_dim:])
+
+
 def test_bytes_beside_the_rows_stay(backend):
     g = torch.Generator().manual_seed(8)
     slots, *lists = oracle.random_case(g)

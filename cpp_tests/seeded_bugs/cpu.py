@@ -6,10 +6,14 @@ Planted in the instruction set that this machine uses; the others are the same s
 APPEND = "csrc/kernels/append_kv/cpu.cpp"
 SAMPLE = "csrc/kernels/sample/cpu.cpp"
 CHAIN = "csrc/kernels/verify_chain/cpu.cpp"
+COMPACT = "csrc/kernels/compact_kv/cpu.cpp"
+ROUND = "csrc/kernels/next_round/cpu.cpp"
 ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
 PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
 VIEW = "csrc/kernels/common/view.h"
 APPEND_TESTS = "python_tests/test_append_kv.py"
+COMPACT_TESTS = "python_tests/test_compact_kv.py"
+ROUND_TESTS = "python_tests/test_next_round.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
@@ -22,6 +26,22 @@ BUGS = [
      APPEND_TESTS),
     ("cpu-append-head-stride", APPEND, "h * cache.stride[2]", "h * rows.size[2]", APPEND_TESTS),
     ("cpu-append-scale-of-head-0", APPEND, "scale[h * scale_stride]", "scale[0]", APPEND_TESTS),
+    ("cpu-compact-scatter-while-gathering", COMPACT, "std::memcpy(at, head + move.source, bytes);",
+     "std::memcpy(head + move.target, head + move.source, bytes), std::memcpy(at, head + move.target, bytes);",
+     COMPACT_TESTS),
+    ("cpu-compact-head-stride", COMPACT, "h * cache.stride[2]", "h * bytes", COMPACT_TESTS),
+    ("cpu-compact-first-head-only", COMPACT, "h < cache.size[2]", "h < 1", COMPACT_TESTS),
+    ("cpu-compact-request-0", COMPACT, "pair % accepted.batch", "0", COMPACT_TESTS),
+    ("cpu-compact-first-cache", COMPACT, "p.caches[pair / accepted.batch]", "p.caches[0]", COMPACT_TESTS),
+    ("cpu-compact-moves-of-the-pair-before", COMPACT, "    moves.clear();\n", "", COMPACT_TESTS),
+    ("cpu-round-stop-ignored", ROUND, "stopped = is_stop(p, token);", "", ROUND_TESTS),
+    ("cpu-round-negative-id-emitted", ROUND, "if (token < 0) break;", "", ROUND_TESTS),
+    ("cpu-round-full-goes-on", ROUND, "(stopped || emitted >= room_of(p, b))", "stopped", ROUND_TESTS),
+    ("cpu-round-length-of-what-was-cut", ROUND, "p.seq_lens[b] + emitted;", "p.seq_lens[b] + most;",
+     ROUND_TESTS),
+    ("cpu-round-block-of-the-finished", ROUND, "active && !finished ? block_row", "active ? block_row",
+     ROUND_TESTS),
+    ("cpu-round-inactive-is-finished", ROUND, "active && (stopped", "(stopped", ROUND_TESTS),
     ("cpu-index-stride-of-int32", VIEW, "static_cast<const int32_t*>(data)[i * stride]",
      "static_cast<const int32_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
     ("cpu-index-stride-of-int64", VIEW, "static_cast<const int64_t*>(data)[i * stride]",

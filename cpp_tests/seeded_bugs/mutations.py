@@ -10,6 +10,7 @@ import dataclasses
 
 import attention
 import cpu
+import rounds
 import tree_ops
 import verify_tree
 
@@ -303,7 +304,7 @@ _CONTROLS = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
-_TREES = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS]]
+_OTHERS = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS, *rounds.BUGS]]
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
@@ -311,5 +312,5 @@ _CPU = [
 ]
 
 ALL = (
-    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _OTHERS + _CPU
 )

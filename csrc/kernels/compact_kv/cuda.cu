@@ -28,29 +28,23 @@ struct CacheTable {
     CacheBytes cache[kCapacity];
 };
 
-// --- Shared memory: the request, and the moves of a step ------------------------------------------
+// --- Shared memory: the request; the moves of a step are all of its dynamic part ------------------
 struct Request {
     RowSpan rows;
     int64_t path_length;
 };
 
-struct SharedPlan {
-    cu::SmemLayout layout;
-    size_t moves;
-
-    constexpr explicit SharedPlan(int max_moves) : layout(), moves(layout.add<Move>(max_moves)) {}
-};
-
 // --- Steps ----------------------------------------------------------------------------------------
 // The largest power of two that divides all addresses and lengths of a cache, as far as 16, 4 or 1.
 __device__ __forceinline__ int unit_bytes(const CacheBytes& cache) {
-    const uint64_t all = reinterpret_cast<uintptr_t>(cache.data) |
-                         static_cast<uint64_t>(cache.stride[0] | cache.stride[1] |
-                                               cache.stride[2] | cache.size[3]);
+    const uint64_t all =
+        reinterpret_cast<uintptr_t>(cache.data) |
+        static_cast<uint64_t>(cache.stride[0] | cache.stride[1] | cache.stride[2] | cache.size[3]);
     return all % 16 == 0 ? 16 : (all % 4 == 0 ? 4 : 1);
 }
 
-// Moves i = begin .. begin + count - 1 of the path; returns whether there is any.
+// Moves i = begin .. begin + count - 1 of the path; returns whether there is any. When another step comes
+// before it, that one had kMaxMoves moves, so each thread moved what it had listed and may list anew.
 __device__ __forceinline__ bool list_moves(const AcceptedPaths& accepted, int64_t b,
                                            const RowSpan& rows, const CacheBytes& cache,
                                            int64_t begin, int count, Move* moves) {
@@ -86,8 +80,7 @@ __device__ __forceinline__ void move_places(const CacheBytes& cache, const Move*
             const int move = piece / width;
             if (piece < pieces && moves[move].source >= 0) {
                 const int64_t offset = unit_offset<Unit>(cache, first + piece - move * width);
-                held[k] =
-                    *reinterpret_cast<const Unit*>(cache.data + moves[move].source + offset);
+                held[k] = *reinterpret_cast<const Unit*>(cache.data + moves[move].source + offset);
             }
         }
         __syncthreads();
@@ -109,7 +102,7 @@ template <int kCapacity>
 __global__ void compact_kv_kernel(const __grid_constant__ CacheTable<kCapacity> table,
                                   const __grid_constant__ AcceptedPaths accepted, int max_moves) {
     CU_DYN_SHARED(smem);
-    Move* moves = cu::smem_at<Move>(smem, SharedPlan(max_moves).moves, max_moves);
+    Move* moves = cu::smem_at<Move>(smem, 0, max_moves);
     const CacheBytes& cache = table.cache[blockIdx.x / accepted.batch];
     const int64_t b = blockIdx.x % accepted.batch;
     CU_SHARED(request, Request);
@@ -130,7 +123,6 @@ __global__ void compact_kv_kernel(const __grid_constant__ CacheTable<kCapacity> 
                 move_places<uint8_t>(cache, moves, count);
             }
         }
-        __syncthreads();  // the next step writes other moves, and reads what this one wrote
     }
 }
 
@@ -142,10 +134,12 @@ Status launch(const CompactKvParams& p, int64_t first, int64_t num_caches, Strea
     const AcceptedPaths& accepted = p.accepted;
     const int64_t longest = std::min(accepted.path.size[1], accepted.num_rows);
     const int max_moves = static_cast<int>(std::min<int64_t>(longest, kMaxMoves));
+    cu::SmemLayout layout;
+    layout.add<Move>(max_moves);
     cu::LaunchCfg cfg;
     cfg.grid = dim3(static_cast<unsigned>(num_caches * accepted.batch));
     cfg.block = dim3(kThreads);
-    cfg.smem = SharedPlan(max_moves).layout.bytes();
+    cfg.smem = layout.bytes();
     cfg.stream = stream;
     return cu::launch(cfg, compact_kv_kernel<kCapacity>, table, accepted, max_moves);
 }

@@ -30,10 +30,10 @@ inline CacheBytes cache_bytes(const View<void, 4>& cache, int64_t element_size) 
 
 // Which rows move where, the same for all caches.
 struct AcceptedPaths {
-    IndexView slots;               // [R], page * page_size + offset
-    const int32_t* cu_rows;        // [B+1]
-    View<const int32_t, 2> path;   // [B, W] rows of the request
-    const int32_t* num_accepted;   // [B]
+    IndexView slots;              // [R], page * page_size + offset
+    const int32_t* cu_rows;       // [B+1]
+    View<const int32_t, 2> path;  // [B, W] rows of the request
+    const int32_t* num_accepted;  // [B]
     int64_t batch;
     int64_t num_rows;  // R
 };

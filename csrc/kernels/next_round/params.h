@@ -12,10 +12,10 @@
 namespace specdec {
 
 struct NextRoundParams {
-    View<const void, 2> tokens;         // [B, K+1]
-    DType token_dtype;                  // kI32 or kI64, also of input_ids
-    const int32_t* num_accepted;        // [B]
-    const int32_t* seq_lens;            // [B]
+    View<const void, 2> tokens;          // [B, K+1]
+    DType token_dtype;                   // kI32 or kI64, also of input_ids
+    const int32_t* num_accepted;         // [B]
+    const int32_t* seq_lens;             // [B]
     View<const int32_t, 2> block_table;  // [B, P] page of every page_size places; negative: none
     int64_t page_size;
     int64_t block_len;
@@ -23,9 +23,9 @@ struct NextRoundParams {
     IndexView stop_token_ids;  // [S], empty when there are none
     const int32_t* max_len;    // [B] or nullptr (= no limit)
     int64_t batch;
-    void* input_ids;       // [B, block_len]
-    int64_t* positions;    // [B, block_len]
-    int64_t* slots;        // [B, block_len]
+    void* input_ids;        // [B, block_len]
+    int64_t* positions;     // [B, block_len]
+    int64_t* slots;         // [B, block_len]
     int32_t* new_seq_lens;  // [B]
     int32_t* num_emitted;   // [B]
     bool* finished;         // [B]
