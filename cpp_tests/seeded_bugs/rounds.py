@@ -68,7 +68,7 @@ BUGS = [
      "    if (most > p.tokens.size[1]) most = p.tokens.size[1];\n", "", "hooks", BOUNDS, ROUND_TESTS),
     ("round-negative-count", RULES, "    if (most < 1) most = 1;\n", "", "plain", "", ROUND_TESTS),
     ("round-page-past-the-table", RULES, "place < 0 || column >= p.block_table.size[1]", "place < 0",
-     "hooks", BOUNDS, ROUND_TESTS),
+     "plain", "", ROUND_TESTS),
     ("round-negative-page", RULES, "return page < 0 ? -1 : page", "return page", "plain", "",
      ROUND_TESTS),
     ("round-slot-at-max-len", RULES, "row.position >= p.max_len[b]", "row.position > p.max_len[b]",

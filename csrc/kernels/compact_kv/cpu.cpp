@@ -45,7 +45,7 @@ void move_places(const CacheBytes& cache, const std::vector<Move>& moves,
 
 void compact_kv(const CompactKvParams& p) {
     // A pair is a few kB, or nothing where a path is in place already: too little to wake a thread for.
-    constexpr int64_t kGrain = 8;
+    constexpr int64_t kGrain = 16;
     const AcceptedPaths& accepted = p.accepted;
     parallel_for(0, p.num_caches * accepted.batch, kGrain, [&](int64_t begin, int64_t end) {
         std::vector<Move> moves;
