@@ -59,6 +59,16 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     m.def(
         "append_kv(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slots, *, "
         "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+    // Moves the KV of each request's accepted path to its first rows, in all caches listed.
+    m.def(
+        "compact_kv(Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, Tensor slots, Tensor cu_rows, "
+        "Tensor path, Tensor num_accepted) -> ()");
+    // Ends a round: how many tokens are emitted, which requests finish, and the next draft block.
+    m.def(
+        "next_round(Tensor tokens, Tensor num_accepted, Tensor seq_lens, Tensor block_table, *, "
+        "SymInt page_size, SymInt block_len, SymInt mask_token_id, Tensor? stop_token_ids=None, "
+        "Tensor? max_len=None) -> (Tensor input_ids, Tensor positions, Tensor slots, "
+        "Tensor new_seq_lens, Tensor num_emitted, Tensor finished)");
 
     // --- Build facts ---------------------------------------------------------------------------
     // The instruction set that CPU kernels use in this process: baseline, avx2, avx512 or amx.

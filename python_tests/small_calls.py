@@ -90,6 +90,26 @@ def call(op, ops, seed=0, dtype=torch.float32):
         caches = torch.randn(2, 4, 4, 3, 64, generator=g).to(dtype)
         ops.append_kv(k, v, caches[0], caches[1], torch.tensor([3, -1, 9, 0, 15]))
         return [caches]
+    if op == "compact_kv":
+        caches = torch.randn(3, 6, 4, 2, 40, generator=g).to(dtype)
+        hidden = torch.randn(6, 4, 1, 5, generator=g).to(dtype)
+        path = torch.tensor([[0, 2, 3, 6], [0, -1, -1, -1], [1, 0, 2, 1]], dtype=torch.int32)
+        cu_rows, counts = torch.tensor([0, 7, 7, 10]), torch.tensor([3, 0, 3])
+        slots = torch.tensor([5, 6, 7, 8, 20, 21, 22, 1, 0, -1, 3])
+        ops.compact_kv([*caches[:2]], [caches[2], hidden], slots, cu_rows.int(), path, counts.int())
+        return [caches, hidden]
+    if op == "next_round":
+        return ops.next_round(
+            torch.randint(0, 9, (6, 40), generator=g),
+            torch.randint(0, 40, (6,), generator=g).int(),
+            torch.randint(0, 20, (6,), generator=g).int(),
+            torch.randint(-1, 9, (6, 12), generator=g).int(),
+            page_size=4,
+            block_len=35,
+            mask_token_id=7,
+            stop_token_ids=torch.tensor([-1, 8]),
+            max_len=torch.tensor([30, 9, 40, 50, 60, 70], dtype=torch.int32),
+        )
     if op == "verify_attention":
         return ops.verify_attention(*_attention(g, dtype), max_rows=5)
     if op == "sample":

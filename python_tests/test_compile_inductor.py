@@ -8,6 +8,8 @@ import tree_cases
 import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
+from oracles import compact_kv as compact_oracle
+from oracles import next_round as round_oracle
 from oracles import verify_attention as attention_oracle
 from test_sample import random_case as sample_case
 
@@ -27,6 +29,19 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="inductor finds no C+
 def append_step(k, v, k_cache, v_cache, slots):
     ops.append_kv(k * 2, v + 1, k_cache, v_cache, slots + 1)
     return k_cache.sum((1, 2)) - 1, v_cache * 2
+
+
+def compact_step(k_cache, v_cache, slots, cu_rows, path, num_accepted):
+    ops.compact_kv([k_cache], [v_cache], slots * 1, cu_rows, path + 0, num_accepted)
+    return k_cache - 1, v_cache * 2
+
+
+def round_step(tokens, num_accepted, seq_lens, block_table, max_len):
+    ids, positions, slots, lens, emitted, finished = ops.next_round(
+        tokens + 0, num_accepted, seq_lens + 1, block_table, page_size=4, block_len=6,
+        mask_token_id=7, max_len=max_len,
+    )  # fmt: skip
+    return ids + 1, positions * 2, slots, lens - emitted, ~finished
 
 
 def attention_step(q, k_cache, v_cache, table, cu_rows, seq_lens):
@@ -68,9 +83,18 @@ def cases():
     names = ["target_logits", "input_ids", "cu_rows", "seeds", "positions", "draft_logits"]
     chain["draft_logits"] = chain["draft_logits"][:1].repeat(5, 1, 1)
     tree = trees.random_case(4, 40, 6, seed=2, children="deterministic", method="token")
+    turn = round_oracle.random_case(g)
     links = tree_cases.ragged([[-1, 0, 0, 1], [-1, 0]])
     return {
         "append_kv": (append_step, append_oracle.random_case(g)),
+        "compact_kv": (
+            compact_step,
+            (*torch.randn(2, 10, 4, 2, 8, generator=g), *compact_oracle.random_case(g)),
+        ),
+        "next_round": (
+            round_step,
+            tuple(turn[name] for name in [*list(turn)[:4], "max_len"]),
+        ),
         "verify_attention": (
             attention_step,
             tuple(t.nan_to_num(0) if t.is_floating_point() else t for t in attention),
@@ -83,7 +107,13 @@ def cases():
 
 
 @pytest.mark.parametrize(
-    "op, dynamic", [*((op, False) for op in cases()), ("append_kv", True), ("sample", True)]
+    "op, dynamic",
+    [
+        *((op, False) for op in cases()),
+        ("append_kv", True),
+        ("compact_kv", True),
+        ("sample", True),
+    ],
 )
 def test_inductor(op, dynamic):
     step, case = cases()[op]

@@ -36,6 +36,70 @@ def test_append_kv_moves_each_byte_once():
     assert_full_sectors(stats)
 
 
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_compact_kv_moves_each_byte_once(layout, dtype):
+    """3 requests, 4 layers: one launch, no byte of the caches twice, bytes in all within 5 % of them."""
+    backend = backends.get("emu_hooks")
+    shape = (12, 16, 8, 128) if layout == "NHD" else (12, 8, 16, 128)
+    caches = [torch.zeros(shape).to(dtype) for _ in range(8)]
+    if layout == "HND":
+        caches = [cache.transpose(1, 2) for cache in caches]
+    cu_rows = torch.tensor([0, 32, 64, 96], dtype=torch.int32)
+    path = torch.tensor([[0, 2, 5, 9], [0, 1, 2, 3], [0, 1, 30, -1]], dtype=torch.int32)
+    num_accepted = torch.tensor([3, 3, 2], dtype=torch.int32)
+    moved = (3 + 0 + 1) * 8 * 128 * caches[0].element_size() * 4  # of K or V in all layers
+    slots = torch.randperm(192)[:96]
+    stats = backend.stats(
+        lambda: backend.ops.compact_kv(caches[:4], caches[4:], slots, cu_rows, path, num_accepted)
+    )
+    assert stats["launches"] == 1
+    tensors = stats["tensors"]
+    for name in ("k_caches", "v_caches"):
+        assert tensors[name]["read_bytes"] == tensors[name]["written_bytes"] == moved
+    total = sum(t["read_bytes"] + t["written_bytes"] for t in tensors.values())
+    assert total <= 1.05 * 4 * moved, (total, 4 * moved)
+    assert_full_sectors(stats)
+
+
+def test_compact_kv_of_chains_touches_no_cache():
+    backend = backends.get("emu_hooks")
+    caches = [torch.zeros(4, 16, 2, 64) for _ in range(2)]
+    cu_rows, path = (
+        torch.tensor([0, 8], dtype=torch.int32),
+        torch.arange(8, dtype=torch.int32)[None],
+    )
+    stats = backend.stats(
+        lambda: backend.ops.compact_kv(
+            caches[:1], caches[1:], torch.arange(8), cu_rows, path, torch.tensor([7]).int()
+        )
+    )
+    for name in ("k_caches", "v_caches"):
+        assert stats["tensors"][name]["read_bytes"] == stats["tensors"][name]["written_bytes"] == 0
+
+
+def test_next_round_writes_each_element_once():
+    backend = backends.get("emu_hooks")
+    batch, block_len = 64, 16
+    one = torch.ones(batch, dtype=torch.int32)
+    stats = backend.stats(
+        lambda: backend.ops.next_round(
+            torch.full((batch, 8), 5), 6 * one, 90 * one, one[:, None].repeat(1, 16), page_size=16,
+            block_len=block_len, mask_token_id=3, stop_token_ids=torch.tensor([2, 4]),
+            max_len=200 * one,
+        )
+    )  # fmt: skip
+    assert stats["launches"] == 1
+    written = {name: t["written_bytes"] for name, t in stats["tensors"].items()}
+    for name in ("input_ids", "positions", "slots"):
+        assert written[name] == 8 * batch * block_len
+    assert written["new_seq_lens"] == written["num_emitted"] == 4 * batch
+    assert written["finished"] == batch
+    for line in stats["lines"]:  # rows of 128 bytes by neighbouring threads
+        if line["space"] == "global" and line["bytes"] == 8 * batch * block_len:
+            assert line["sectors"] == line["ideal_sectors"], line
+
+
 TILE = 4096  # vocabulary entries, with 16 bytes of statistics each
 
 

@@ -6,6 +6,8 @@ import torch
 import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
+from oracles import compact_kv as compact_oracle
+from oracles import next_round as round_oracle
 from oracles import verify_attention as attention_oracle
 from test_sample import random_case as sample_case
 from tree_cases import ragged
@@ -18,6 +20,14 @@ CASES = {
     "append_kv": dict(
         zip(("k", "v", "k_cache", "v_cache", "slots"), append_oracle.random_case(G), strict=True)
     ),
+    "compact_kv": dict(
+        zip(
+            ("slots", "cu_rows", "path", "num_accepted"), compact_oracle.random_case(G), strict=True
+        ),
+        k_caches=[torch.zeros(10, 4, 2, 8)],
+        v_caches=[],
+    ),
+    "next_round": round_oracle.random_case(G),
     "verify_attention": dict(
         zip(
             ("q", "k_cache", "v_cache", "block_table", "cu_rows", "seq_lens"),
@@ -52,6 +62,12 @@ def call(op, case):
     return entry(*positional, **case)
 
 
+def moved(value, device):
+    if isinstance(value, list):
+        return [t.to(device) for t in value]
+    return value.to(device) if torch.is_tensor(value) else value
+
+
 def test_every_op_has_a_case():
     assert set(CASES) == set(specdec_ext.op_names())
 
@@ -67,7 +83,7 @@ def test_one_meta_tensor_among_others_raises(op, name):
 def test_on_meta_alone_shapes_and_dtypes_are_the_real_ones(op):
     case = CASES[op]
     real = call(op, {k: v.clone() if torch.is_tensor(v) else v for k, v in case.items()})
-    meta = call(op, {k: v.to("meta") if torch.is_tensor(v) else v for k, v in case.items()})
+    meta = call(op, {k: moved(v, "meta") for k, v in case.items()})
     for mine, theirs in zip(meta or (), real or (), strict=True):
         assert (mine.shape, mine.dtype, mine.stride()) == (
             theirs.shape,
@@ -81,7 +97,7 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
     """A wrong dtype or number of dimensions: the same words from the fake and from the real kernel."""
     for change in (lambda t: t.to(torch.float64), lambda t: t[None]):
         case = CASES[op] | {name: change(CASES[op][name])}
-        meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in case.items()}
+        meta = {k: moved(v, "meta") for k, v in case.items()}
         words = []
         for arguments in (case, meta):
             with pytest.raises(RuntimeError, match=f"specdec::{op}: ") as error:
@@ -106,13 +122,34 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("verify_chain", "input_ids", 0),
         ("verify_chain", "draft_logits", 1),
         ("verify_tree", "parents", 0),
+        ("compact_kv", "path", 0),
+        ("compact_kv", "num_accepted", 0),
+        ("next_round", "seq_lens", 0),
+        ("next_round", "block_table", 0),
+        ("next_round", "max_len", 0),
     ],
 )
 def test_on_meta_sizes_that_do_not_match_raise(op, name, shorter):
-    case = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in CASES[op].items()}
+    case = {k: moved(v, "meta") for k, v in CASES[op].items()}
     case[name] = case[name].narrow(shorter, 0, case[name].shape[shorter] - 1)
     with pytest.raises(RuntimeError, match=f"specdec::{op}: .*wanted size"):
         call(op, case)
+
+
+def test_lists_are_checked_one_by_one():
+    """A cache on another device, or with too few dimensions, is named by its place in the list."""
+    case = CASES["compact_kv"]
+    cache = case["k_caches"][0]
+    meta = {k: moved(v, "meta") for k, v in case.items()}
+    for name in ("k_caches", "v_caches"):
+        with pytest.raises(
+            RuntimeError, match=rf"{name}\[1\]: wanted the device of slots, got meta"
+        ):
+            call("compact_kv", case | {name: [cache, cache.to("meta")]})
+        for arguments, caches in ((case, [cache, cache[0]]), (meta, [cache, cache[0]])):
+            caches = [c.to(arguments["slots"].device) for c in caches]
+            with pytest.raises(RuntimeError, match=rf"{name}\[1\]: wanted shape \[num_pages, page"):
+                call("compact_kv", arguments | {name: caches})
 
 
 @pytest.mark.parametrize("op", CASES)
@@ -134,6 +171,8 @@ def test_absurd_capacities_are_refused():
             ("verify_chain", "max_drafts"),
             ("verify_tree", "max_depth"),
             ("tree_links", "max_nodes"),
+            ("next_round", "page_size"),
+            ("next_round", "block_len"),
         ]:
             with pytest.raises(RuntimeError, match=f"{op}: {name}: wanted .*, got {absurd}"):
                 call(op, CASES[op] | {name: absurd})

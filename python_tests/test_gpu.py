@@ -7,6 +7,8 @@ tests are skipped without a GPU, and `tools/gpu_check.sh` runs them.
 import pytest
 import torch
 from compare import assert_close, assert_same
+from oracles import compact_kv as compact_oracle
+from oracles import next_round as round_oracle
 from oracles.tree_links import random_parents
 
 import specdec_ext
@@ -184,11 +186,51 @@ def test_trees_graph_replays_with_new_data():
             assert_same(got.cpu(), want)
 
 
+def round_case(seed):
+    """Arguments of compact_kv behind its caches, and of next_round."""
+    g = torch.Generator().manual_seed(seed)
+    lists = compact_oracle.random_case(g)
+    case = round_oracle.random_case(g, batch=4)
+    return lists, case
+
+
+def test_round_graph_replays_with_new_data():
+    """Paths, counts, slots and lengths change between replays; caches and blocks follow them."""
+    lists, case = round_case(0)
+    lists = [t.cuda() for t in lists]
+    case = {k: v.cuda() if torch.is_tensor(v) else v for k, v in case.items()}
+    k, v = torch.randn(2, 10, 4, 2, 64, device="cuda").bfloat16()
+
+    def both():
+        torch.ops.specdec.compact_kv([k], [v], *lists)
+        return torch.ops.specdec.next_round(
+            *[case[name] for name in list(case)[:4]],
+            **{name: case[name] for name in list(case)[4:]},
+        )
+
+    graph, out = graph_of(both)
+    for seed in range(1, 4):
+        new_lists, new_case = round_case(seed)
+        for old, new in zip(lists, new_lists, strict=True):
+            old.copy_(new)
+        for name, value in new_case.items():
+            if torch.is_tensor(value):
+                case[name].copy_(value)
+        wanted = compact_oracle.compact_kv([k.cpu(), v.cpu()], *new_lists)
+        graph.replay()
+        assert_same(k.cpu(), wanted[0])
+        assert_same(v.cpu(), wanted[1])
+        for got, want in zip(out, round_oracle.next_round(**new_case), strict=True):
+            assert_same(got.cpu(), want)
+
+
 def test_no_host_sync():
     """A call that synchronised would raise in this mode."""
     case, options = chain_case(8, "cuda")
     attention = attention_case(8, "cuda")
     parents = case["input_ids"].int()  # any numbers
+    lists, arguments = round_case(8)
+    round_lists = [t.cuda() for t in lists], [t.cuda() for t in list(arguments.values())[:4]]
     torch.cuda.set_sync_debug_mode("error")
     try:
         verify(case, options)
@@ -199,5 +241,8 @@ def test_no_host_sync():
         torch.ops.specdec.append_kv(
             k, k, attention["k_cache"], attention["v_cache"], case["input_ids"][:16]
         )
+        lists, plain = round_lists
+        torch.ops.specdec.compact_kv([attention["k_cache"]], [attention["v_cache"]], *lists)
+        torch.ops.specdec.next_round(*plain, page_size=4, block_len=6, mask_token_id=0)
     finally:
         torch.cuda.set_sync_debug_mode("default")

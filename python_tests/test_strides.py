@@ -7,6 +7,8 @@ import trees
 from compare import assert_same
 from control_cases import random_controls
 from oracles import append_kv as append_oracle
+from oracles import compact_kv as compact_oracle
+from oracles import next_round as round_oracle
 from test_sample import random_case as sample_case
 
 
@@ -27,7 +29,12 @@ def tree_arguments():
     return trees.random_case(5, 40, 6, seed=4, children="sampled", method="token")
 
 
+def round_arguments():
+    return round_oracle.random_case(torch.Generator().manual_seed(5), batch=9)
+
+
 CASES = {
+    "next_round": (round_arguments, ["stop_token_ids"]),
     "sample": (sample_arguments, ["seeds", "positions", "bias_ids"]),
     "verify_chain": (chain_arguments, ["input_ids", "seeds", "positions", "bias_ids"]),
     "verify_tree": (tree_arguments, ["input_ids", "parents", "seeds", "positions"]),
@@ -58,7 +65,8 @@ def test_index_arguments(backend, op, name, dtype):
     if ONE_TYPE.get(name, dtype) != dtype:
         pytest.skip(f"{name} has one dtype")
     case = CASES[op][0]()
-    case["positions"] = case["positions"] % 2**30
+    if "positions" in case:
+        case["positions"] = case["positions"] % 2**30
     if name != "seeds":
         case[name] = case[name].clamp(-(2**31), 2**31 - 1).to(dtype)
     wanted = call(backend, op, case)
@@ -85,3 +93,15 @@ def test_slots(backend, dtype, step):
     backend.ops.append_kv(*on, spread(slots.to(dtype), step, backend.device))
     assert_same(on[2].cpu(), wanted[0], "k_cache")
     assert_same(on[3].cpu(), wanted[1], "v_cache")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("step", [2, 5])
+def test_slots_of_compact_kv(backend, dtype, step):
+    g = torch.Generator().manual_seed(9)
+    slots, *lists = compact_oracle.random_case(g)
+    cache = torch.randn(10, 4, 2, 8, generator=g)
+    wanted = compact_oracle.compact_kv([cache], slots, *lists)[0]
+    ours, *lists = (t.clone().to(backend.device) for t in (cache, *lists))
+    backend.ops.compact_kv([ours], [], spread(slots.to(dtype), step, backend.device), *lists)
+    assert_same(ours.cpu(), wanted)

@@ -45,7 +45,8 @@ def fake(op, **specs):
     in which they are checked, dtypes and shape: "float32 [B, >= vocab_size]". The first one sets the
     device. Instead of a dtype there may be an argument whose dtype is wanted. A name in a shape is an
     integer argument, or stands for the size it had where it came first; `name+1` is one more, `>=` compares
-    with an argument, "any" may be anything.
+    with an argument, "any" may be anything. A list of tensors is checked one by one; they have only their
+    number of dimensions in common.
     """
 
     def register(kernel):
@@ -67,13 +68,20 @@ def fake(op, **specs):
     return register
 
 
+def _tensors(specs, given):
+    """(name, tensor, spec) of every tensor given, those of a list under `name[i]`."""
+    for name, spec in specs.items():
+        value = given.get(name)
+        if isinstance(value, (list, tuple)):
+            yield from ((f"{name}[{i}]", tensor, spec) for i, tensor in enumerate(value))
+        elif value is not None:
+            yield name, value, spec
+
+
 def _check(op, specs, given):
     first = next(iter(specs))
     sizes = {name: value for name, value in given.items() if type(value) is int}
-    for name, spec in specs.items():
-        tensor = given.get(name)
-        if tensor is None:
-            continue
+    for name, tensor, spec in _tensors(specs, given):
 
         def fail(wanted, got, name=name):
             raise RuntimeError(f"specdec::{op}: {name}: wanted {wanted}, got {got}")
@@ -84,6 +92,8 @@ def _check(op, specs, given):
         dims = [dim.strip() for dim in shape[1:-1].split(",")]
         if tensor.dim() != len(dims):
             fail(f"shape {shape}", list(tensor.shape))
+        if dtypes == "any":
+            continue
         allowed = _DTYPES[dtypes] if dtypes in _DTYPES else (given[dtypes].dtype,)
         if tensor.dtype not in allowed:
             wanted = " or ".join(str(dtype)[6:] for dtype in allowed)

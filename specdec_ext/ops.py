@@ -22,6 +22,8 @@ def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
     return [
         "append_kv",
+        "compact_kv",
+        "next_round",
         "sample",
         "tree_from_mask",
         "tree_links",
@@ -83,6 +85,141 @@ def append_kv(
 )
 def _append_kv_fake(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None):
     return None
+
+
+def compact_kv(
+    k_caches: list[Tensor],
+    v_caches: list[Tensor],
+    slots: Tensor,
+    cu_rows: Tensor,
+    path: Tensor,
+    num_accepted: Tensor,
+) -> None:
+    """Move the KV of each request's accepted path to its first rows, in all layers and in one launch.
+
+    Request b owns rows ``cu_rows[b] .. cu_rows[b+1]-1``, and row r lies at place ``slots[r]`` of every
+    cache. For ``i = 0 .. min(num_accepted[b], W - 1, rows_b - 1)`` the place of row ``path[b, i]`` goes to
+    the place of row i. All sources of a request are read before any of its places is written, so paths
+    may overlap in any way. What is in place already is not touched.
+
+    Args:
+        k_caches: caches ``[num_pages, page_size, heads, head_dim]`` of any dtype, any strides with a
+            dense last dimension. They may differ in everything; planes of scales ``[.., heads, 1]`` and
+            hidden rows ``[.., 1, d]`` may be among them. Written in place; no two may share a byte.
+        v_caches: the same; either list may be empty.
+        slots: ``[R]`` int32 or int64, the slots that the pass wrote its rows to. Two rows of the pass
+            with the same slot: undefined which one moves or stays.
+        cu_rows: int32 ``[B+1]``, non-decreasing; clamped to 0..R. A request may have no rows.
+        path: int32 ``[B, W]``, rows within the request, as verify_tree returns it. An entry outside
+            0..rows_b-1, or a slot outside the cache (such as -1) at either end, moves nothing.
+        num_accepted: int32 ``[B]``; negative: nothing moves.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+    """
+    _ops.compact_kv(k_caches, v_caches, slots, cu_rows, path, num_accepted)
+
+
+@fake(
+    "compact_kv",
+    slots="index [R]",
+    k_caches="any [num_pages, page_size, heads, head_dim]",
+    v_caches="any [num_pages, page_size, heads, head_dim]",
+    cu_rows="int32 [B+1]",
+    path="int32 [B, W]",
+    num_accepted="int32 [B]",
+)
+def _compact_kv_fake(k_caches, v_caches, slots, cu_rows, path, num_accepted):
+    return None
+
+
+def next_round(
+    tokens: Tensor,
+    num_accepted: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    *,
+    page_size: int,
+    block_len: int,
+    mask_token_id: int,
+    stop_token_ids: Tensor | None = None,
+    max_len: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """End a round: count what is emitted, and lay out the next draft block, in one launch.
+
+    The first ``num_accepted[b] + 1`` tokens of request b are emitted one by one. Emission ends behind a
+    stop token, behind the token with which the request holds ``max_len[b]`` tokens, and before a
+    negative id; the first two finish the request. The last token emitted is the new anchor, at position
+    ``seq_lens[b] + num_emitted[b]``. A request is inactive iff ``tokens[b, 0] < 0``.
+
+    Args:
+        tokens: ``[B, K+1]`` int32 or int64, last dimension dense, as verification returns them.
+        num_accepted: int32 ``[B]``, clamped to 0..K.
+        seq_lens: int32 ``[B]``, places of the KV cache in use before the pass, which is the position of
+            the old anchor.
+        block_table: int32 ``[B, P]``, last dimension dense: the page of every page_size places.
+        page_size: places of a page, at least 1.
+        block_len: rows of the draft block, at least 0: the anchor and what stands behind it.
+        mask_token_id: input id of the rows behind the anchor, and of requests without a block.
+        stop_token_ids: ``[S]`` int32 or int64; negative ones are ignored.
+        max_len: int32 ``[B]``, most tokens of the request, prompt and output.
+
+    Returns:
+        input_ids: ``[B, block_len]``, dtype of tokens: the anchor, then mask_token_id.
+        positions: int64 ``[B, block_len]``, from the anchor's on, at most ``max_len[b] - 1``.
+        slots: int64 ``[B, block_len]``, the cache's slots for these positions; -1 where the block table
+            has no column or a negative page, and at places from ``max_len[b]`` on.
+        new_seq_lens: int32 ``[B]``, ``seq_lens + num_emitted``.
+        num_emitted: int32 ``[B]``, 0 for inactive requests.
+        finished: bool ``[B]``, false for inactive requests. Finished and inactive requests have
+            mask_token_id, position 0 and slot -1 in every row of the block.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.next_round(
+        tokens,
+        num_accepted,
+        seq_lens,
+        block_table,
+        page_size=page_size,
+        block_len=block_len,
+        mask_token_id=mask_token_id,
+        stop_token_ids=stop_token_ids,
+        max_len=max_len,
+    )
+
+
+@fake(
+    "next_round",
+    tokens="index [B, any]",
+    num_accepted="int32 [B]",
+    seq_lens="int32 [B]",
+    block_table="int32 [B, any]",
+    stop_token_ids="index [any]",
+    max_len="int32 [B]",
+)
+def _next_round_fake(
+    tokens,
+    num_accepted,
+    seq_lens,
+    block_table,
+    *,
+    page_size,
+    block_len,
+    mask_token_id,
+    stop_token_ids=None,
+    max_len=None,
+):
+    batch = tokens.shape[0]
+    return (
+        tokens.new_empty((batch, block_len)),
+        tokens.new_empty((batch, block_len), dtype=torch.int64),
+        tokens.new_empty((batch, block_len), dtype=torch.int64),
+        tokens.new_empty(batch, dtype=torch.int32),
+        tokens.new_empty(batch, dtype=torch.int32),
+        tokens.new_empty(batch, dtype=torch.bool),
+    )
 
 
 def verify_attention(

@@ -49,4 +49,19 @@ rows = torch.tensor([0, 4], dtype=torch.int32)
 mask, depth, first_child, next_sibling, status = specdec_ext.tree_links(parents, rows, 4)
 assert mask.tolist() == [[1], [3], [5], [11]] and depth.tolist() == [0, 1, 1, 2]
 assert specdec_ext.tree_from_mask(mask, rows)[0].tolist() == parents.tolist() == [-1, 0, 0, 1]
+accepted = torch.tensor([1], dtype=torch.int32)
+path = torch.tensor([[0, 2]], dtype=torch.int32)
+slots, k2 = torch.tensor([4, 5, 6, 7]), cache[0].clone()
+specdec_ext.compact_kv([k2], [], slots, rows, path, accepted)
+assert (k2[1, 1] == cache[0][1, 2]).all()
+input_ids, positions, slots, seq_lens, *_ = specdec_ext.next_round(
+    torch.tensor([[8, 9]]),
+    accepted,
+    torch.tensor([4], dtype=torch.int32),
+    torch.tensor([[0, 1]], dtype=torch.int32),
+    page_size=4,
+    block_len=2,
+    mask_token_id=0,
+)
+assert input_ids.tolist() == [[9, 0]] and slots.tolist() == [[6, 7]] and seq_lens.tolist() == [6]
 print(f"torch {torch.__version__}: {len(specdec_ext.op_names())} ops registered and run")

@@ -6,144 +6,75 @@ Planted in the instruction set that this machine uses; the others are the same s
 APPEND = "csrc/kernels/append_kv/cpu.cpp"
 SAMPLE = "csrc/kernels/sample/cpu.cpp"
 CHAIN = "csrc/kernels/verify_chain/cpu.cpp"
+COMPACT = "csrc/kernels/compact_kv/cpu.cpp"
+ROUND = "csrc/kernels/next_round/cpu.cpp"
 ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
 PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
 AMX = "csrc/kernels/verify_attention/cpu_amx.h"
 AMX_COPY = "csrc/kernels/verify_attention/cpu_amx_copy.h"
 VIEW = "csrc/kernels/common/view.h"
 APPEND_TESTS = "python_tests/test_append_kv.py"
+COMPACT_TESTS = "python_tests/test_compact_kv.py"
+ROUND_TESTS = "python_tests/test_next_round.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
 STRIDES = "python_tests/test_strides.py"
 
 BUGS = [
-    (
-        "cpu-append-v-with-stride-of-k-scale",
-        APPEND,
-        "p.v_scale, p.v_scale_stride,",
-        "p.v_scale, p.k_scale_stride,",
-        APPEND_TESTS,
-    ),
-    (
-        "cpu-append-scale-multiplies",
-        APPEND,
-        "to_float(source[i]) / scale",
-        "to_float(source[i]) * scale",
-        APPEND_TESTS,
-    ),
+    ("cpu-append-v-with-stride-of-k-scale", APPEND, "p.v_scale, p.v_scale_stride,",
+     "p.v_scale, p.k_scale_stride,", APPEND_TESTS),
+    ("cpu-append-scale-multiplies", APPEND, "to_float(source[i]) / scale", "to_float(source[i]) * scale",
+     APPEND_TESTS),
     ("cpu-append-head-stride", APPEND, "h * cache.stride[2]", "h * rows.size[2]", APPEND_TESTS),
     ("cpu-append-scale-of-head-0", APPEND, "scale[h * scale_stride]", "scale[0]", APPEND_TESTS),
-    (
-        "cpu-index-stride-of-int32",
-        VIEW,
-        "static_cast<const int32_t*>(data)[i * stride]",
-        "static_cast<const int32_t*>(data)[i]",
-        f"{STRIDES}::slots",
-        "append_kv",
-    ),
-    (
-        "cpu-index-stride-of-int64",
-        VIEW,
-        "static_cast<const int64_t*>(data)[i * stride]",
-        "static_cast<const int64_t*>(data)[i]",
-        f"{STRIDES}::slots",
-        "append_kv",
-    ),
-    (
-        "cpu-sample-seed-of-row-0",
-        SAMPLE,
-        "p.seeds[r], p.positions[r]",
-        "p.seeds[0], p.positions[r]",
-        SAMPLE_TESTS,
-    ),
+    ("cpu-compact-scatter-while-gathering", COMPACT, "std::memcpy(at, head + move.source, bytes);",
+     "std::memcpy(head + move.target, head + move.source, bytes), std::memcpy(at, head + move.target, bytes);",
+     COMPACT_TESTS),
+    ("cpu-compact-head-stride", COMPACT, "h * cache.stride[2]", "h * bytes", COMPACT_TESTS),
+    ("cpu-compact-first-head-only", COMPACT, "h < cache.size[2]", "h < 1", COMPACT_TESTS),
+    ("cpu-compact-request-0", COMPACT, "pair % accepted.batch", "0", COMPACT_TESTS),
+    ("cpu-compact-first-cache", COMPACT, "p.caches[pair / accepted.batch]", "p.caches[0]", COMPACT_TESTS),
+    ("cpu-compact-moves-of-the-pair-before", COMPACT, "    moves.clear();\n", "", COMPACT_TESTS),
+    ("cpu-round-stop-ignored", ROUND, "stopped = is_stop(p, token);", "", ROUND_TESTS),
+    ("cpu-round-negative-id-emitted", ROUND, "if (token < 0) break;", "", ROUND_TESTS),
+    ("cpu-round-full-goes-on", ROUND, "(stopped || emitted >= room_of(p, b))", "stopped", ROUND_TESTS),
+    ("cpu-round-length-of-what-was-cut", ROUND, "p.seq_lens[b] + emitted;", "p.seq_lens[b] + most;",
+     ROUND_TESTS),
+    ("cpu-round-block-of-the-finished", ROUND, "active && !finished ? block_row", "active ? block_row",
+     ROUND_TESTS),
+    ("cpu-round-inactive-is-finished", ROUND, "active && (stopped", "(stopped", ROUND_TESTS),
+    ("cpu-index-stride-of-int32", VIEW, "static_cast<const int32_t*>(data)[i * stride]",
+     "static_cast<const int32_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
+    ("cpu-index-stride-of-int64", VIEW, "static_cast<const int64_t*>(data)[i * stride]",
+     "static_cast<const int64_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
+    ("cpu-sample-seed-of-row-0", SAMPLE, "p.seeds[r], p.positions[r]", "p.seeds[0], p.positions[r]",
+     SAMPLE_TESTS),
     ("cpu-sample-row-stride", SAMPLE, "r * p.logits.stride[0]", "r * p.vocab_size", SAMPLE_TESTS),
-    (
-        "cpu-sample-status-lost",
-        SAMPLE,
-        "p.status[r] = row.status();",
-        "p.status[r] = 0;",
-        SAMPLE_TESTS,
-    ),
-    (
-        "cpu-sample-greedy-draws",
-        SAMPLE,
-        "law.greedy ? row.argmax()",
-        "false ? row.argmax()",
-        SAMPLE_TESTS,
-    ),
-    (
-        "cpu-chain-one-draft-row-too-many",
-        CHAIN,
-        "row < p.draft_logits.size[0] ? row",
-        "row <= p.draft_logits.size[0] ? row",
-        CHAIN_TESTS,
-    ),
-    (
-        "cpu-chain-draft-rows-ignored",
-        CHAIN,
-        "p.draft_rows == nullptr ? b : p.draft_rows[b]",
-        "b",
-        CHAIN_TESTS,
-    ),
-    (
-        "cpu-chain-one-hot-flag-ignored",
-        CHAIN,
-        "if (p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b]) return -1;",
-        "",
-        CHAIN_TESTS,
-    ),
-    (
-        "cpu-chain-last-row-forgotten",
-        CHAIN,
-        "clamp(end - begin, 1, p.max_path + 1)",
-        "clamp(end - begin, 1, p.max_path)",
-        CHAIN_TESTS,
-    ),
-    (
-        "cpu-chain-draft-stride",
-        CHAIN,
-        "u * p.draft_logits.stride[1]",
-        "u * p.vocab_size",
-        CHAIN_TESTS,
-    ),
-    (
-        "cpu-attention-sees-the-next-token",
-        PLAN,
-        "own + 1 : seq_len",
-        "own + 2 : seq_len",
-        ATTENTION_TESTS,
-    ),
-    (
-        "cpu-attention-max-rows-ignored",
-        PLAN,
-        "clamp(end - begin, 0, p.max_rows) * share",
-        "(end - begin) * share",
-        ATTENTION_TESTS,
-    ),
-    (
-        "cpu-attention-row-number-of-computed-rows",
-        PLAN,
-        "g.row_count = end - begin;",
-        "g.row_count = clamp(end - begin, 0, p.max_rows);",
-        ATTENTION_TESTS,
-    ),
+    ("cpu-sample-status-lost", SAMPLE, "p.status[r] = row.status();", "p.status[r] = 0;", SAMPLE_TESTS),
+    ("cpu-sample-greedy-draws", SAMPLE, "law.greedy ? row.argmax()", "false ? row.argmax()",
+     SAMPLE_TESTS),
+    ("cpu-chain-one-draft-row-too-many", CHAIN, "row < p.draft_logits.size[0] ? row",
+     "row <= p.draft_logits.size[0] ? row", CHAIN_TESTS),
+    ("cpu-chain-draft-rows-ignored", CHAIN, "p.draft_rows == nullptr ? b : p.draft_rows[b]", "b",
+     CHAIN_TESTS),
+    ("cpu-chain-one-hot-flag-ignored", CHAIN,
+     "if (p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b]) return -1;", "", CHAIN_TESTS),
+    ("cpu-chain-last-row-forgotten", CHAIN, "clamp(end - begin, 1, p.max_path + 1)",
+     "clamp(end - begin, 1, p.max_path)", CHAIN_TESTS),
+    ("cpu-chain-draft-stride", CHAIN, "u * p.draft_logits.stride[1]", "u * p.vocab_size", CHAIN_TESTS),
+    ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
+     ATTENTION_TESTS),
+    ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",
+     "(end - begin) * share", ATTENTION_TESTS),
+    ("cpu-attention-row-number-of-computed-rows", PLAN, "g.row_count = end - begin;",
+     "g.row_count = clamp(end - begin, 0, p.max_rows);", ATTENTION_TESTS),
     ("cpu-attention-empty-row-lse-0", PLAN, "= -__builtin_inff();", "= 0.0f;", ATTENTION_TESTS),
-    (
-        "cpu-attention-rows-see-what-the-last-one-sees",
-        PLAN,
-        "first_keys(places[m] - first)",
-        "first_keys(g.limit - first)",
-        ATTENTION_TESTS,
-    ),
-    (
-        "cpu-attention-fold-skips-a-segment",
-        ATTENTION,
-        "for (int64_t s = 1; s < end; ++s) {",
-        "for (int64_t s = 2; s < end; ++s) {",
-        ATTENTION_TESTS,
-    ),
-]
+    ("cpu-attention-rows-see-what-the-last-one-sees", PLAN, "first_keys(places[m] - first)",
+     "first_keys(g.limit - first)", ATTENTION_TESTS),
+    ("cpu-attention-fold-skips-a-segment", ATTENTION, "for (int64_t s = 1; s < end; ++s) {",
+     "for (int64_t s = 2; s < end; ++s) {", ATTENTION_TESTS),
+]  # fmt: skip
 
 # Of code that runs only where the CPU has AMX: left out elsewhere.
 AMX_BUGS = [

@@ -11,6 +11,7 @@ import pathlib
 
 import attention
 import cpu
+import rounds
 import tree_ops
 import verify_tree
 
@@ -304,7 +305,7 @@ _CONTROLS = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
-_TREES = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS]]
+_OTHERS = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS, *rounds.BUGS]]
 
 
 def has_amx():
@@ -318,5 +319,5 @@ _CPU = [
 ]
 
 ALL = (
-    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _OTHERS + _CPU
 )

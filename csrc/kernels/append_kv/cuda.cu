@@ -13,10 +13,6 @@
 namespace specdec::cuda {
 namespace {
 
-struct alignas(16) Chunk16 {
-    uint32_t word[4];
-};
-
 // --- Traits: what one thread moves ---------------------------------------------------------------
 template <class T>
 struct CopyTraits {  // T = Chunk16 for aligned rows of any type, else the element type

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa.h"
-#include "view.h"
+#include "paged.h"
 
 namespace specdec {
 
@@ -22,15 +22,6 @@ struct AppendKvParams {
 
 namespace cuda {
 Status append_kv(const AppendKvParams& p, Stream stream);
-}
-
-// Element offset of `slot` in a cache, or -1 when the slot names no place of it.
-template <class T>
-SPECDEC_HD int64_t slot_offset(const View<T, 4>& cache, int64_t slot) {
-    const int64_t page_size = cache.size[1];
-    if (slot < 0 || slot >= cache.size[0] * page_size) return -1;
-    const int64_t page = slot / page_size;
-    return page * cache.stride[0] + (slot - page * page_size) * cache.stride[1];
 }
 
 }  // namespace specdec
