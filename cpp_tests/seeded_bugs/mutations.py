@@ -10,6 +10,7 @@ import dataclasses
 
 import attention
 import cpu
+import keys
 import tree_ops
 import verify_tree
 
@@ -310,6 +311,21 @@ _CPU = [
     for id, file, old, new, tests, *objects in cpu.BUGS
 ]
 
+_KEYS = [
+    Mutation(id, file, old, new, build, "", keys.TESTS, objects)
+    for id, file, old, new, build, objects in keys.BUGS
+]
+
 ALL = (
-    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+    _APPEND_KV
+    + _BLOCK
+    + _ROWS
+    + _DRAW
+    + _SAMPLE
+    + _CHAIN
+    + _CONTROLS
+    + _ATTENTION
+    + _TREES
+    + _CPU
+    + _KEYS
 )
