@@ -13,6 +13,9 @@ APPEND_TESTS = "python_tests/test_append_kv.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
+WALK = "csrc/kernels/common/verify_walk.h"
+RESULTS = "csrc/kernels/common/verify_results.h"
+FUZZED = "python_tests/test_fuzzed_inputs.py::chain"
 STRIDES = "python_tests/test_strides.py"
 
 BUGS = [
@@ -41,6 +44,10 @@ BUGS = [
     ("cpu-chain-last-row-forgotten", CHAIN, "clamp(end - begin, 1, p.max_path + 1)",
      "clamp(end - begin, 1, p.max_path)", CHAIN_TESTS),
     ("cpu-chain-draft-stride", CHAIN, "u * p.draft_logits.stride[1]", "u * p.vocab_size", CHAIN_TESTS),
+    ("cpu-walk-foreign-ids-looked-up", WALK, "return id >= 0 && id < p_.vocab_size;", "return id != -1;",
+     FUZZED, "verify_chain"),
+    ("cpu-results-padding-unwritten", RESULTS, "p.top_logprobs[(b * width + i) * n + k] = 0.0f;", "",
+     FUZZED, "verify_chain"),
     ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
      ATTENTION_TESTS),
     ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",
