@@ -14,6 +14,7 @@ SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
 WALK = "csrc/kernels/common/verify_walk.h"
+TILED = "csrc/kernels/common/tiled_row.h"
 RESULTS = "csrc/kernels/common/verify_results.h"
 FUZZED = "python_tests/test_fuzzed_inputs.py::chain"
 STRIDES = "python_tests/test_strides.py"
@@ -48,6 +49,9 @@ BUGS = [
      FUZZED, "verify_chain"),
     ("cpu-results-padding-unwritten", RESULTS, "p.top_logprobs[(b * width + i) * n + k] = 0.0f;", "",
      FUZZED, "verify_chain"),
+    ("cpu-rows-room-for-every-entry", TILED, "tiles_.resize(num_vocab_tiles(size));",
+     "tiles_.reserve(size / 8);\n        tiles_.resize(size / 8);\n        tiles_.resize(num_vocab_tiles(size));",
+     "python_tests/test_scratch.py::fresh", "sample"),
     ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
      ATTENTION_TESTS),
     ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",
