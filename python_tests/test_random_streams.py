@@ -147,6 +147,8 @@ def alterations(first_seed):
 @pytest.mark.parametrize("rule", PURPOSES)
 def test_keys(backend, rule):
     """Given its numbers the op decides as the oracle does, in every request."""
+    if backend.name in ("emu_hooks", "emu_asan"):
+        pytest.skip("keys are arithmetic, which the plain build shows")
     run(backend, rule)
 
 
