@@ -27,7 +27,7 @@ EMU_LIBS := build/emu/stamp
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
-.PHONY: help demo test bench lint format test-cpu test-emulated test-python test-asan check-cuda seeded-bugs wheel-matrix clean
+.PHONY: help demo test bench lint format test-cpu test-emulated test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
@@ -35,6 +35,7 @@ help:
 	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
 	@echo "make seeded-bugs   every seeded bug must be caught (slow; make test runs a sample)"
+	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 1,000)"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
 	@echo "make format        formats C++ and Python sources"
 
@@ -67,6 +68,10 @@ test-asan: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 # Applies seeded bugs to the real kernels; each must be caught by the tests or a detector.
 seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 	$(PY) cpp_tests/seeded_bugs/run.py $(SEEDED_BUGS)
+
+# Emulated CUDA kernels of sample, verify_chain and verify_tree against the CPU kernels, token for token.
+fuzz: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+	SPECDEC_FUZZ_BATCHES=10000 SPECDEC_BACKENDS=cpu,emu $(PYTEST) python_tests/test_mixed_batches.py
 
 # Compiles every CUDA kernel and fails on any register spill; needs nvcc, says so when it is absent.
 check-cuda: $(VENV)/package $(VENV)/tests

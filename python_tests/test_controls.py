@@ -111,6 +111,17 @@ def test_draft_controls_and_d2t(backend, method, draft_controls):
             check_chain(backend, mapped)
 
 
+@pytest.mark.parametrize("method, drafts", [("sampled", 3), ("typical", 3), ("token", 0)])
+def test_d2t_where_q_is_not_looked_at(backend, method, drafts):
+    """Without edits, so that the map alone could make the call one with edits."""
+    import chains
+
+    case = chains.random_case(8, 50, drafts, seed=drafts)
+    mapped = control_cases.with_d2t({**case, "draft_controls": True, "method": method}, 20)
+    for n in (0, 2):
+        check_chain(backend, {**mapped, "num_logprobs": n})
+
+
 def test_d2t_outside_the_vocabulary(backend):
     """Draft columns without a target id take part in q's normalisation and in nothing else."""
     case = control_cases.with_d2t(chain_case(8, 50, 3, seed=3), 20)

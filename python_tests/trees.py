@@ -1,6 +1,7 @@
 """Cases of verify_tree for the tests: building them, running the op, comparing with the oracle."""
 
 import torch
+from chains import logits_of
 from compare import DECISION_BAND, assert_decisions, assert_same
 from control_cases import assert_logprobs, random_controls
 from oracles import verify_tree as oracle
@@ -16,6 +17,23 @@ POSITIONAL = [
     "positions",
     "max_depth",
 ]
+
+
+def repeated(p, parents, tokens, seeds, **options):
+    """The same tree once per seed; p [N, V] are probabilities."""
+    seeds = torch.as_tensor(seeds, dtype=torch.int64)
+    batch, nodes = len(seeds), len(parents)
+    return {
+        "target_logits": logits_of(p).repeat(batch, 1),
+        "input_ids": torch.tensor(tokens).repeat(batch),
+        "parents": torch.tensor(parents, dtype=torch.int32).repeat(batch),
+        "cu_rows": torch.arange(batch + 1, dtype=torch.int32) * nodes,
+        "seeds": seeds,
+        "positions": torch.zeros(batch, dtype=torch.int64),
+        "max_depth": nodes - 1,
+        "vocab_size": len(p[0]),
+        **options,
+    }
 
 
 def run(backend, case):

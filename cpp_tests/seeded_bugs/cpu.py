@@ -19,6 +19,10 @@ ROUND_TESTS = "python_tests/test_next_round.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
+WALK = "csrc/kernels/common/verify_walk.h"
+TILED = "csrc/kernels/common/tiled_row.h"
+RESULTS = "csrc/kernels/common/verify_results.h"
+FUZZED = "python_tests/test_fuzzed_inputs.py::chain"
 STRIDES = "python_tests/test_strides.py"
 
 BUGS = [
@@ -63,6 +67,13 @@ BUGS = [
     ("cpu-chain-last-row-forgotten", CHAIN, "clamp(end - begin, 1, p.max_path + 1)",
      "clamp(end - begin, 1, p.max_path)", CHAIN_TESTS),
     ("cpu-chain-draft-stride", CHAIN, "u * p.draft_logits.stride[1]", "u * p.vocab_size", CHAIN_TESTS),
+    ("cpu-walk-foreign-ids-looked-up", WALK, "return id >= 0 && id < p_.vocab_size;", "return id != -1;",
+     FUZZED, "verify_chain"),
+    ("cpu-results-padding-unwritten", RESULTS, "p.top_logprobs[(b * width + i) * n + k] = 0.0f;", "",
+     FUZZED, "verify_chain"),
+    ("cpu-rows-room-for-every-entry", TILED, "tiles_.resize(num_vocab_tiles(size));",
+     "tiles_.reserve(size / 8);\n        tiles_.resize(size / 8);\n        tiles_.resize(num_vocab_tiles(size));",
+     "python_tests/test_scratch.py::fresh", "sample"),
     ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
      ATTENTION_TESTS),
     ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",

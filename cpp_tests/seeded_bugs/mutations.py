@@ -11,6 +11,7 @@ import pathlib
 
 import attention
 import cpu
+import keys
 import rounds
 import tree_ops
 import verify_tree
@@ -38,6 +39,7 @@ CHAIN_BLOCK = "csrc/kernels/verify_chain/block_walk.cuh"
 VERIFY_CALL = "csrc/kernels/common/verify_call.cuh"
 CONTROLS = "python_tests/test_controls.py"
 DRAW = "csrc/kernels/common/vocab_draw.cuh"
+FUZZED = "python_tests/test_fuzzed_inputs.py"
 FAULTS = "python_tests/faults/test_faults_chain.py"
 TESTS = {
     APPEND_KV: "python_tests/test_append_kv.py",
@@ -300,6 +302,10 @@ _CONTROLS = [
         "scaled / d.q_draft", tests=f"{CONTROLS}::chain and block"),
     bug("block-residual-without-alpha", CHAIN, "set_residual(p, end, alpha,", "set_residual(p, end, 1.0f,",
         tests=f"{CONTROLS}::many and block"),
+    bug("chain-map-makes-room-for-raw-maxima", CHAIN_REQUEST, "needs.edited = p.controls.any_edits;",
+        "needs.edited = has_edits(p);", tests=f"{CONTROLS}::not_looked_at"),
+    bug("chain-inactive-without-logprobs", CHAIN, "if (share == 0) write_outputs(p, plan, r, 0, -1, 0);", "",
+        tests=f"{FUZZED}::chain"),
     bug("typical-threshold-inclusive-of-max", CHAIN_JUDGE, "fminf(p.posterior_threshold",
         "fmaxf(p.posterior_threshold", tests=f"{CONTROLS}::chain and typical"),
 ]  # fmt: skip
@@ -318,6 +324,21 @@ _CPU = [
     for id, file, old, new, tests, *objects in [*cpu.BUGS, *(cpu.AMX_BUGS if has_amx() else [])]
 ]
 
+_KEYS = [
+    Mutation(id, file, old, new, build, "", keys.TESTS, objects)
+    for id, file, old, new, build, objects in keys.BUGS
+]
+
 ALL = (
-    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _OTHERS + _CPU
+    _APPEND_KV
+    + _BLOCK
+    + _ROWS
+    + _DRAW
+    + _SAMPLE
+    + _CHAIN
+    + _CONTROLS
+    + _ATTENTION
+    + _OTHERS
+    + _CPU
+    + _KEYS
 )

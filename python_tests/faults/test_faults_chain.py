@@ -3,14 +3,13 @@
 Seeds with a given random number were found by search; each use checks that it is the number.
 """
 
-import mmap
-
 import chains
 import numpy as np
 import pytest
 import torch
 from chains import assert_equal, check, coins, logits_of, repeated, run
 from compare import assert_rate, assert_same
+from huge_strides import PICKED, ROWS, STRIDE, huge
 
 from specdec_ext._philox import ACCEPT, BONUS, RESIDUAL, SAMPLE, uniform
 
@@ -386,24 +385,6 @@ def test_A19_long_rows_with_a_tail_of_no_mass(backend, vocab):
 
 
 # --- E01: products of row and stride in 32 bits -----------------------------------------------------
-ROWS, STRIDE, PICKED = 2100, 2**20, [0, 2047, 2048, 2099]
-
-
-def huge(backend, shape, strides, dtype):
-    """A view over more than 2^31 elements, whose untouched pages cost nothing."""
-    if backend.name == "emu_asan":
-        pytest.skip("gigabytes of address space do not fit the sanitizer's shadow memory")
-    last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-    if backend.name == "cuda":
-        base = torch.empty(last, dtype=dtype, device="cuda")
-    else:
-        no_reserve = 0x4000  # MAP_NORESERVE of Linux
-        size = last * torch.empty(0, dtype=dtype).element_size()
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
-        base = torch.frombuffer(pages, dtype=dtype)
-    return base.as_strided(shape, strides)
-
-
 def test_E01_row_strides_of_sample(backend):
     logits = huge(backend, (ROWS, 8), (STRIDE, 1), torch.bfloat16)
     for i, r in enumerate(PICKED):

@@ -28,23 +28,6 @@ def many(backend):
     return 48 if backend.emulated else 100000
 
 
-def tree(p, parents, tokens, seeds, **options):
-    """The same tree once per seed; p [N, V] are probabilities."""
-    seeds = torch.as_tensor(seeds, dtype=torch.int64)
-    batch, nodes = len(seeds), len(parents)
-    return {
-        "target_logits": logits_of(p).repeat(batch, 1),
-        "input_ids": torch.tensor(tokens).repeat(batch),
-        "parents": torch.tensor(parents, dtype=torch.int32).repeat(batch),
-        "cu_rows": torch.arange(batch + 1, dtype=torch.int32) * nodes,
-        "seeds": seeds,
-        "positions": torch.zeros(batch, dtype=torch.int64),
-        "max_depth": nodes - 1,
-        "vocab_size": len(p[0]),
-        **options,
-    }
-
-
 def frequencies(tokens, vocab):
     return np.bincount(tokens.numpy(), minlength=vocab) / len(tokens)
 
@@ -136,16 +119,16 @@ def test_A23_arguments_say_that_they_are_logits(backend):
 def test_B01_deterministic_siblings_are_exact(backend):
     count = many(backend)
     p = [[0.5, 0.3, 0.2]] * 3
-    out = trees.run(backend, tree(p, [-1, 0, 0], [0, 0, 1], np.arange(count)))
+    out = trees.run(backend, trees.repeated(p, [-1, 0, 0], [0, 0, 1], np.arange(count)))
     assert_law(out[0][:, 0], p[0])
     # Nothing is left beside the children: one of them is accepted, also by the largest coin.
     seeds = list(range(10)) + [23386201]
     assert uniform(23386201, 0, 1, ACCEPT) == ALMOST_ONE
-    out = trees.run(backend, tree([[0.5, 0.5, 0.0]] * 3, [-1, 0, 0], [0, 0, 1], seeds))
+    out = trees.run(backend, trees.repeated([[0.5, 0.5, 0.0]] * 3, [-1, 0, 0], [0, 0, 1], seeds))
     assert (out[2] == 1).all()
     # p of the child is 0: coin 0 must not accept it.
     assert uniform(17976797, 0, 1, ACCEPT) == 0.0
-    out = trees.run(backend, tree([[0.0, 0.6, 0.4]] * 2, [-1, 0], [0, 0], [17976797]))
+    out = trees.run(backend, trees.repeated([[0.0, 0.6, 0.4]] * 2, [-1, 0], [0, 0], [17976797]))
     assert int(out[2][0]) == 0 and int(out[0][0, 0]) in (1, 2)
 
 
@@ -220,7 +203,7 @@ def test_B03_a_node_is_judged_by_its_parents_row(backend):
     rows = torch.zeros(4, 10)
     for u, best in enumerate([5, 1, 6, 7]):
         rows[u, best] = 9.0
-    case = tree(torch.softmax(rows, -1).tolist(), [-1, 0, 0, 2], [9, 4, 5, 6], [3])
+    case = trees.repeated(torch.softmax(rows, -1).tolist(), [-1, 0, 0, 2], [9, 4, 5, 6], [3])
     case["temperature"] = torch.zeros(1)
     tokens, path, num_accepted, *_ = trees.run(backend, case)
     assert path[0].tolist() == [0, 2, 3, -1] and int(num_accepted[0]) == 2
@@ -228,7 +211,7 @@ def test_B03_a_node_is_judged_by_its_parents_row(backend):
 
 
 def test_B04_one_layout_per_argument(backend):
-    case = tree([[0.5, 0.5]] * 3, [-1, 0, 1], [0, 0, 0], [1, 2])
+    case = trees.repeated([[0.5, 0.5]] * 3, [-1, 0, 1], [0, 0, 0], [1, 2])
     for bad in (torch.full((6,), 0.7), torch.full((1,), 0.7)):
         with pytest.raises(RuntimeError, match=r"verify_tree: temperature: wanted size 2"):
             trees.run(backend, {**case, "temperature": bad})
@@ -399,7 +382,7 @@ def test_K03_child_of_a_stop_node_under_a_mask(backend):
     vocab = 8
     masks = torch.tensor([[1 << 2 | 1 << 3], [0], [0]], dtype=torch.int32)
     rows = np.full((3, vocab), 1.0 / vocab)
-    case = tree(rows.tolist(), [-1, 0, 1], [0, 2, 4], np.arange(16))
+    case = trees.repeated(rows.tolist(), [-1, 0, 1], [0, 2, 4], np.arange(16))
     case["token_bitmask"] = masks.repeat(16, 1)
     tokens, path, num_accepted, status, *_ = trees.run(backend, case)
     assert set(tokens[:, 0].tolist()) == {2, 3}

@@ -36,7 +36,7 @@ struct Plan {
 SPECDEC_HD Plan plan_of(const VerifyChainParams& p) {
     Plan plan;
     RowNeeds needs;
-    needs.edited = has_edits(p);
+    needs.edited = p.controls.any_edits;  // d2t takes ids away from draft rows alone
     needs.filtered = p.controls.any_filters;
     needs.raw = wants_raw(p);
     needs.entropy = p.method == Method::kTypical;
