@@ -43,13 +43,11 @@ demo: $(VENV)/package $(VENV)/examples
 	$(PY) examples/generate.py $(ARGS)
 
 test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	$(MAKE) -j 2 test-cpu test-emulated
-	$(MAKE) test-asan
+	$(MAKE) -j 2 test-emulated test-cpu test-asan check-cuda
 	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
-	$(MAKE) check-cuda
 
-# Two halves that run side by side: CPU kernels and everything without a backend, and the CUDA kernels
-# on the emulator.
+# Two run side by side: the CUDA kernels on the emulator take as long as the rest together, which is CPU
+# kernels and everything without a backend, the sanitizers, and nvcc.
 test-cpu: $(VENV)/package $(VENV)/tests $(VENV)/examples
 	SPECDEC_BACKENDS=cpu $(PYTEST) python_tests $(call named,cpu)
 
@@ -62,8 +60,8 @@ test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 
 # The same tests, kernels under the address and undefined-behaviour sanitizers.
 test-asan: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
-	tools/with_asan.sh $(PYTEST) python_tests -m "not slow" -k "emu_asan"
-	tools/with_asan.sh $(PYTEST) cpp_tests/cuda_on_cpu
+	tools/with_asan.sh $(PYTEST) python_tests -m "not slow" -k "emu_asan" $(call named,asan)
+	tools/with_asan.sh $(PYTEST) cpp_tests/cuda_on_cpu $(call named,asan)
 
 # Applies seeded bugs to the real kernels; each must be caught by the tests or a detector.
 seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
@@ -75,7 +73,7 @@ fuzz: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 
 # Compiles every CUDA kernel and fails on any register spill; needs nvcc, says so when it is absent.
 check-cuda: $(VENV)/package $(VENV)/tests
-	$(PY) tools/check_cuda.py --archs "$(CUDA_ARCHS)"
+	$(PY) tools/check_cuda.py --archs "$(CUDA_ARCHS)" $(call named,nvcc)
 
 bench: $(VENV)/package $(VENV)/examples
 	$(PY) benchmarks/run.py $(ARGS)
