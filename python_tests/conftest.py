@@ -12,7 +12,10 @@ import backends  # noqa: E402
 
 def pytest_generate_tests(metafunc):
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", backends.available(), indirect=True)
+        here = backends.available()
+        if metafunc.definition.get_closest_marker("slow"):
+            here = [name for name in here if name not in ("emu_hooks", "emu_asan")]
+        metafunc.parametrize("backend", here, indirect=True)
 
 
 @pytest.fixture

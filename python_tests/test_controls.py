@@ -67,6 +67,7 @@ def chain_case(batch, vocab, max_drafts, *, seed, dtype=torch.float32, **options
     return {**case, **controls, **wanted_logprobs(seed), **options}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_chain_of_many_requests(backend, method):
     """Every branch of every method, often."""

@@ -126,6 +126,7 @@ def test_draft_ids_outside_the_vocabulary(backend, method):
         trees.check(backend, case)
 
 
+@pytest.mark.slow
 def test_a_request_depends_on_itself_alone(backend):
     for children, method in RULES:
         case = trees.random_case(6, 500, 9, seed=5, children=children, method=method)

@@ -266,6 +266,7 @@ def test_A06_repeats_are_bit_identical(backend):
 
 
 # --- A09: a greedy draft verified with its soft law -------------------------------------------------
+@pytest.mark.slow
 def test_A09_one_hot_drafts_need_the_one_hot_mode(backend):
     p, q = [0.5, 0.5], [[0.6, 0.4]]
     n = 400 if backend.emulated else 40000
@@ -313,6 +314,7 @@ def test_A10_a_residual_of_rounding_noise_is_not_drawn_from(backend):
 
 
 # --- A13: the accept number is stuck at 0 -----------------------------------------------------------
+@pytest.mark.slow
 def test_A13_rare_drafts_are_rarely_accepted(backend):
     n = {"emu": 1000, "emu_hooks": 200, "emu_asan": 200}.get(backend.name, 100000)
     q = [[1.0, 0.0]]
@@ -385,6 +387,7 @@ def test_A19_long_rows_with_a_tail_of_no_mass(backend, vocab):
 
 
 # --- E01: products of row and stride in 32 bits -----------------------------------------------------
+@pytest.mark.slow
 def test_E01_row_strides_of_sample(backend):
     logits = huge(backend, (ROWS, 8), (STRIDE, 1), torch.bfloat16)
     for i, r in enumerate(PICKED):
@@ -447,6 +450,7 @@ def test_E01_strides_of_draft_logits(backend, strides):
         assert (tokens[accepted == j, j] != 5).all() and (status == 0).all()
 
 
+@pytest.mark.slow
 def test_E01_strides_of_seeds_and_positions(backend):
     if backend.name == "cuda":
         pytest.skip("16 GB of device memory for one argument")

@@ -37,6 +37,7 @@ def assert_law(tokens, law):
 
 
 # --- Chains -----------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_A08_q_is_the_law_that_was_drawn_from(backend):
     """Drafts drawn under top_k = 2: with draft_controls q is (4/7, 3/7, 0, 0) and the law is p's; raw q
     would emit (.571, .429)."""

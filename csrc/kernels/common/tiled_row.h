@@ -23,6 +23,7 @@ constexpr int64_t kTileGrain = 8;
 struct Tile {
     float max, sum;  // of the processed logits, at the law's scale
     float raw_max, raw_sum;
+    float base, raw_base;     // what the sums' exponents are relative to: 0, or the tile's maximum
     bool usable, raw_usable;  // neither NaN nor +inf: raw and processed, raw
 };
 
@@ -110,7 +111,7 @@ class TiledRow {
     // Natural log-sum-exp of the raw row.
     double raw_lse() const {
         double sum = 0.0;
-        over_factors(&Tile::raw_max, raw_max_, kLog2E,
+        over_factors(&Tile::raw_base, raw_max_, kLog2E,
                      [&](int64_t t, float factor) { sum += double{tiles_[t].raw_sum} * factor; });
         return raw_max_ + kLn2 * log2_of(sum);
     }
@@ -170,6 +171,24 @@ class TiledRow {
         return fn(static_cast<const float*>(z));
     }
 
+    // The usual tile, in one pass. False: nothing has been read.
+    bool read_plain_tile(const T* x, int64_t n, const T* ahead, Tile& tile) const {
+        if (edits_ != nullptr || plan_.peaks || !(plan_.sum || plan_.raw_sum)) return false;
+        const bool both = plan_.sum && plan_.raw_sum && plan_.scale != kLog2E;
+        const float scales[] = {plan_.sum ? plan_.scale : kLog2E, kLog2E};
+        const float bound = kPlainRange / (plan_.scale > kLog2E ? plan_.scale : kLog2E);
+        float sums[2];
+        const bool plain = both ? plain_sums<2>(x, n, bound, scales, ahead, &tile.max, sums)
+                                : plain_sums<1>(x, n, bound, scales, ahead, &tile.max, sums);
+        if (!plain) return false;
+        tile.raw_max = tile.max;
+        tile.usable = tile.raw_usable = true;
+        tile.base = tile.raw_base = 0.0f;
+        tile.sum = sums[0];
+        tile.raw_sum = sums[both];
+        return true;
+    }
+
     void read_tile(int64_t t, int64_t next) {
         const T* x = row_ + t * kVocabTile;
         const T* ahead = row_ + next * kVocabTile;
@@ -177,9 +196,10 @@ class TiledRow {
         Tile& tile = tiles_[t];
         uint16_t* peaks = plan_.peaks ? peaks_.data() + t * kBlocksPerTile : nullptr;
         tile.sum = tile.raw_sum = 0.0f;
+        if (read_plain_tile(x, n, ahead, tile)) return;
         if (edits_ == nullptr) {
             const TilePeak peak = tile_peak(x, n, peaks);
-            tile.max = tile.raw_max = peak.max;
+            tile.max = tile.raw_max = tile.base = tile.raw_base = peak.max;
             tile.usable = tile.raw_usable = peak.usable;
             if (plan_.sum && plan_.raw_sum && plan_.scale != kLog2E) {
                 const float scales[] = {plan_.scale, kLog2E};
@@ -196,13 +216,13 @@ class TiledRow {
         }
         uint16_t* raw_peaks = plan_.raw_peaks ? raw_peaks_.data() + t * kBlocksPerTile : nullptr;
         const TilePeak raw = tile_peak(x, n, raw_peaks);
-        tile.raw_max = raw.max;
+        tile.raw_max = tile.raw_base = raw.max;
         tile.raw_usable = raw.usable;
         if (plan_.raw_sum) law_sums<1>(x, n, raw.max, &kLog2E, ahead, &tile.raw_sum);
         alignas(64) float z[kVocabTile];
         edits_->tile(x, t * kVocabTile, n, z);
         const TilePeak peak = tile_peak(static_cast<const float*>(z), n, peaks);
-        tile.max = peak.max;
+        tile.max = tile.base = peak.max;
         tile.usable = raw.usable && peak.usable;
         if (plan_.sum) {
             law_sums<1>(static_cast<const float*>(z), n, peak.max, &plan_.scale,
@@ -243,15 +263,15 @@ class TiledRow {
         }
     }
 
-    // Calls fn(t, 2^((tile's max_of - row_max) * c)) for all tiles, in order: what makes a sum that is
-    // relative to the tile's maximum one relative to the row's.
+    // Calls fn(t, 2^((tile's base_of - row_max) * c)) for all tiles, in order: what makes a tile's sum one
+    // relative to the row's maximum.
     template <class Fn>
-    void over_factors(float Tile::*max_of, float row_max, float c, const Fn& fn) const {
+    void over_factors(float Tile::*base_of, float row_max, float c, const Fn& fn) const {
         alignas(64) float lane[kLanes];
         const int64_t n = static_cast<int64_t>(tiles_.size());
         for (int64_t t = 0; t < n; t += kLanes) {
             const int64_t count = n - t < kLanes ? n - t : kLanes;
-            for (int64_t l = 0; l < kLanes; ++l) lane[l] = tiles_[t + (l < count ? l : 0)].*max_of;
+            for (int64_t l = 0; l < kLanes; ++l) lane[l] = tiles_[t + (l < count ? l : 0)].*base_of;
             store(lane, exp2_product(load(lane) - set1(row_max), set1(c)));
             for (int64_t l = 0; l < count; ++l) fn(t + l, lane[l]);
         }

@@ -44,7 +44,7 @@ class Row : public TiledRow<T> {
             Selector<Base> selector(*this, max_, c_);
             double total = 0.0;
             if (plan_.sum) {
-                over_factors(&Tile::max, max_, c_, [&](int64_t t, float factor) {
+                over_factors(&Tile::base, max_, c_, [&](int64_t t, float factor) {
                     total += tiles_[t].sum * double{factor};
                 });
             }
@@ -53,7 +53,7 @@ class Row : public TiledRow<T> {
         }
         masses_.resize(tiles_.size());
         total_ = 0.0;
-        over_factors(&Tile::max, max_, c_, [&](int64_t t, float factor) {
+        over_factors(&Tile::base, max_, c_, [&](int64_t t, float factor) {
             float sum = tiles_[t].sum;
             if (has_cut_ || !plan_.sum) {
                 sum = tiles_[t].max < cut_.z ? 0.0f : with_tile(t, [&](const auto* x) {
@@ -94,7 +94,7 @@ class Row : public TiledRow<T> {
             with_tile(t, [&](const auto* x) {
                 const int64_t n = tile_size(t);
                 auto kept = entries(x, t);
-                kept.max = max_;
+                kept.base = max_;
                 V16 part = set1(0.0f);
                 for (int64_t i = 0; i < n; i += kLanes) {
                     const V16 weight = kept.lanes(i, n);
@@ -165,17 +165,17 @@ class Row : public TiledRow<T> {
     }
     template <class X>
     LawEntries<X> entries(const X* x, int64_t t) const {
-        return {x, tiles_[t].max, c_, tile_cut(t)};
+        return {x, tiles_[t].base, c_, tile_cut(t)};
     }
     template <class X>
     Probabilities<X> probabilities(const X* x, int64_t t) const {
         return {x, max_, c_, static_cast<float>(log2_total_), tile_cut(t)};
     }
-    // Tile sums are relative to the tile's maximum; this makes them relative to the row's.
+    // What makes a tile's sum one relative to the row's maximum.
     double tile_factor(int64_t t) const {
-        return first_lane(exp2_product(set1(tiles_[t].max - max_), set1(c_)));
+        return first_lane(exp2_product(set1(tiles_[t].base - max_), set1(c_)));
     }
-    // The rest in tile t: in units of probability with a draft, else relative to the tile's maximum.
+    // The rest in tile t: in units of probability with a draft, else relative to the tile's base.
     template <class Draft>
     void store_rest(const Rest& rest, const Draft* draft, int64_t t, float* mass) const {
         with_tile(t, [&](const auto* x) {

@@ -53,17 +53,17 @@ struct TileCut {
     }
 };
 
-// Entries of a law, up to a factor: 2^((z - max) * c) where kept.
+// Entries of a law, up to a factor: 2^((z - base) * c) where kept.
 template <class T>
 struct LawEntries {
     const T* row;
-    float max, c;
+    float base, c;
     TileCut cut;
 
     SPECDEC_SIMD bool skips(int64_t begin) const { return cut.skips(begin); }
     SPECDEC_SIMD V16 lanes(int64_t i, int64_t n) const {
         const V16 x = row_lanes(row, i, n);
-        return cut.apply(x, exp2_product(x - set1(max), set1(c)), i);
+        return cut.apply(x, exp2_product(x - set1(base), set1(c)), i);
     }
 };
 
@@ -155,6 +155,46 @@ void law_sums(const T* x, int64_t n, float max, const float* scales, const T* ne
         for (int k = 0; k < kScales; ++k) total[k] = total[k] + sum[k];
     }
     for (int k = 0; k < kScales; ++k) sums[k] = sum_lanes(total[k]);
+}
+
+// Largest |x c| of a tile that is summed relative to 0: the sums of all tiles stay far from overflow.
+constexpr float kPlainRange = 100.0f;
+
+// Sums of 2^(x c), and the largest entry, in one pass without knowing that one first. False, and nothing
+// else, for a tile with an entry beyond `bound` on either side or one that is not finite.
+template <int kScales, class T>
+bool plain_sums(const T* x, int64_t n, float bound, const float* scales, const T* next,
+                float* max_out, float* sums) {
+    if (n % kLanes != 0) return false;
+    V16 c[kScales], total[kScales], most = set1(kMinusInfinity), least = set1(-kMinusInfinity);
+    for (int k = 0; k < kScales; ++k) {
+        c[k] = set1(scales[k]);
+        total[k] = set1(0.0f);
+    }
+    for (int64_t begin = 0; begin < n; begin += kVocabBlock) {
+        const int64_t end = begin + kVocabBlock < n ? begin + kVocabBlock : n;
+        V16 sum[kScales];
+        for (int k = 0; k < kScales; ++k) sum[k] = set1(0.0f);
+        for (int64_t i = begin; i < end; i += kLanes) {
+            __builtin_prefetch(next + i, 0, 2);
+            const V16 lanes = load(x + i);
+            most = max(lanes, most);
+            least = min(lanes, least);
+            for (int k = 0; k < kScales; ++k) {
+                const Exp2Factors e = exp2_factors(lanes, c[k]);
+                sum[k] = fma(e.power, e.fraction, sum[k]);
+            }
+        }
+        for (int k = 0; k < kScales; ++k) total[k] = total[k] + sum[k];
+    }
+    const float largest = max_lanes(most), smallest = -max_lanes(set1(0.0f) - least);
+    bool good = largest <= bound && smallest >= -bound;
+    for (int k = 0; k < kScales; ++k) {
+        sums[k] = sum_lanes(total[k]);
+        good = good && sums[k] == sums[k];  // a NaN among the entries reaches its sum
+    }
+    *max_out = largest;
+    return good;
 }
 
 // Entries of a tile of n in memory; room for kVocabTile. Behind the n-th: zeros to a whole vector.
