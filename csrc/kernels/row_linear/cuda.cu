@@ -24,6 +24,7 @@ constexpr int kOutputs = 32;
 constexpr int kChunkBytes = 128;  // of k in one row: whole sectors, and all banks once
 constexpr int kPieces = kChunkBytes / 16;
 constexpr int kRingBytes = 96 * 1024;  // below the 99 KB that sm_120 gives a block
+constexpr int kBlocksPerSm = 2;  // that two rings leave room for on sm_90
 
 template <class Element, int kRows_>
 struct LinearTraits {
@@ -188,7 +189,7 @@ struct Sums<LinearTraits<float, kRows_>> {
 
 // --- Kernel --------------------------------------------------------------------------------------
 template <class Tr>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     row_linear_kernel(const __grid_constant__ LinearArgs args) {
     using T = typename Tr::T;
     CU_DYN_SHARED(memory);
