@@ -18,7 +18,9 @@ def hooks(request):
 def test_streams_each_weight_once(hooks, dtype, rows):
     """Up to 64 rows: every weight once, in whole sectors, no bank conflicts, one launch."""
     outputs, size = 80, 640
-    x, weight, bias = oracle.random_case(torch.Generator().manual_seed(1), rows, outputs, size, dtype)
+    x, weight, bias = oracle.random_case(
+        torch.Generator().manual_seed(1), rows, outputs, size, dtype
+    )
     stats = hooks.stats(lambda: hooks.ops.row_linear(x, weight, bias))
     assert stats["launches"] == 1
     tensors = stats["tensors"]

@@ -10,6 +10,7 @@ import dataclasses
 
 import attention
 import cpu
+import row_linear
 import tree_ops
 import verify_tree
 
@@ -303,6 +304,7 @@ _CONTROLS = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
+_LINEAR = [Mutation(*row) for row in row_linear.BUGS]
 _TREES = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS]]
 
 _CPU = [
@@ -311,5 +313,15 @@ _CPU = [
 ]
 
 ALL = (
-    _APPEND_KV + _BLOCK + _ROWS + _DRAW + _SAMPLE + _CHAIN + _CONTROLS + _ATTENTION + _TREES + _CPU
+    _APPEND_KV
+    + _BLOCK
+    + _ROWS
+    + _DRAW
+    + _SAMPLE
+    + _CHAIN
+    + _CONTROLS
+    + _ATTENTION
+    + _LINEAR
+    + _TREES
+    + _CPU
 )

@@ -62,8 +62,7 @@ struct Widened<bf16> {
 
     Native first, second;
     SPECDEC_SIMD static Widened load(const bf16* w, int part) {
-        const NativeInt pairs =
-            *reinterpret_cast<const NativeIntAt*>(w + part * 2 * kNativeLanes);
+        const NativeInt pairs = *reinterpret_cast<const NativeIntAt*>(w + part * 2 * kNativeLanes);
         return {as_floats(pairs << 16), as_floats(pairs & static_cast<int32_t>(0xffff0000u))};
     }
 };

@@ -24,7 +24,7 @@ constexpr int kOutputs = 32;
 constexpr int kChunkBytes = 128;  // of k in one row: whole sectors, and all banks once
 constexpr int kPieces = kChunkBytes / 16;
 constexpr int kRingBytes = 96 * 1024;  // below the 99 KB that sm_120 gives a block
-constexpr int kBlocksPerSm = 2;  // that two rings leave room for on sm_90
+constexpr int kBlocksPerSm = 2;        // that two rings leave room for on sm_90
 
 template <class Element, int kRows_>
 struct LinearTraits {
@@ -92,8 +92,7 @@ __device__ __forceinline__ void copy_rows(typename Tr::T* target,
         Piece<T> elements;
 #pragma unroll
         for (int e = 0; e < Tr::kPieceSize; ++e) {
-            elements.x[e] =
-                exists && k + e < source.size[1] ? from[k + e] : from_float<T>(0.0f);
+            elements.x[e] = exists && k + e < source.size[1] ? from[k + e] : from_float<T>(0.0f);
         }
         *reinterpret_cast<Piece<T>*>(to) = elements;
     }
@@ -102,8 +101,8 @@ __device__ __forceinline__ void copy_rows(typename Tr::T* target,
 // One group per chunk, empty behind the last one: waits count groups.
 template <class Tr>
 __device__ __forceinline__ void copy_chunk(typename Tr::T* stage, const LinearArgs& args,
-                                           int64_t output, int64_t row, int64_t chunk,
-                                           int64_t end, int lane) {
+                                           int64_t output, int64_t row, int64_t chunk, int64_t end,
+                                           int lane) {
     using T = typename Tr::T;
     if (chunk < end) {
         copy_rows<Tr, kOutputs>(stage, args.p.weight.as<const T>(), output, chunk, args.aligned,
@@ -129,8 +128,8 @@ struct Sums {
             uint32_t a[kOutputBlocks][4];
 #pragma unroll
             for (int o = 0; o < kOutputBlocks; ++o) {
-                ptx::ldmatrix_x4(
-                    a[o], weights + swizzled<T>(o * 16 + lane % 16, step * 2 + lane / 16));
+                ptx::ldmatrix_x4(a[o],
+                                 weights + swizzled<T>(o * 16 + lane % 16, step * 2 + lane / 16));
             }
 #pragma unroll
             for (int r = 0; r < kRowBlocks; ++r) {
@@ -269,8 +268,8 @@ int row_tile(int64_t rows) {
 Status row_linear(const RowLinearParams& p, Stream stream) {
     LinearArgs args;
     args.p = p;
-    args.aligned = rows_aligned(p.x, dtype_size(p.dtype)) &&
-                   rows_aligned(p.weight, dtype_size(p.dtype));
+    args.aligned =
+        rows_aligned(p.x, dtype_size(p.dtype)) && rows_aligned(p.weight, dtype_size(p.dtype));
     Status status;
     dispatch_float(p.dtype, [&](auto type) {
         using T = typename decltype(type)::type;
