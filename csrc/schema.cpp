@@ -43,6 +43,8 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "verify_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
         "Tensor cu_rows, Tensor seq_lens, *, SymInt max_rows, float? scale=None, "
         "str mask=\"causal\") -> (Tensor out, Tensor lse)");
+    // A linear layer for the rows of a pass: a row has the same bits in a pass of any size.
+    m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 
     // --- Drafting ------------------------------------------------------------------------------
     // Ancestor masks, depths and child links of draft trees, from their parents.

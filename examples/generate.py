@@ -18,6 +18,7 @@ import torch
 
 from comparison import Comparison, merge
 from engine.checkpoint import MODEL_NAME
+from engine.linear import LINEARS
 from report import COLUMNS, comparison_figures, environment, table_section, write_json
 from session import DTYPES, NamedPrompt, Session, load
 from ui import Ui
@@ -59,7 +60,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--max-new-tokens", type=_positive, default=96)
     add("--k", type=_positive, default=7, help="drafts per round (default 7)")
     add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--dtype", choices=list(DTYPES), default="fp32", help="identity is claimed for fp32")
+    add("--dtype", choices=list(DTYPES), default="fp32", help="of weights and activations")
+    add(
+        "--linear", choices=list(LINEARS), default="specdec",
+        help="specdec: rows are rounded alike in every pass, so greedy outputs are identical (default)",
+    )  # fmt: skip
     add("--threads", type=_positive, default=1, help="CPU threads (default 1)")
     add("--json", type=Path, metavar="FILE", help="write all figures")
     add("--no-transformers", action="store_true", help="leave out transformers generate")

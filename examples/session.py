@@ -12,6 +12,7 @@ from drafters import PromptLookup
 from engine.batch import Request
 from engine.checkpoint import MODEL_NAME, find_smollm2, load_checkpoint
 from engine.decode import Engine, Generation, RoundRecord
+from engine.linear import LINEARS
 from engine.model import LlamaModel
 from engine.tokenizer import ChatTokenizer
 from transformers_baseline import (
@@ -129,7 +130,8 @@ def load(args: argparse.Namespace, ui: Ui) -> Session:
     with ui.progress(f"loading {MODEL_NAME}") as advance:
         checkpoint = load_checkpoint(find_smollm2(), advance)
     tokenizer = ChatTokenizer(checkpoint.tokenizer)
-    model = LlamaModel(checkpoint.config, checkpoint.weights.to(device, dtype))
+    weights = checkpoint.weights.to(device, dtype)
+    model = LlamaModel(checkpoint.config, weights, LINEARS[args.linear])
     engine = Engine(model, tokenizer.stop_ids)
     transformers_model = None
     if not args.no_transformers and not args.check_identity:
@@ -138,7 +140,7 @@ def load(args: argparse.Namespace, ui: Ui) -> Session:
         else:
             transformers_model = build_transformers_model(model.config, model.weights)
     ui.line(
-        f"{MODEL_NAME}, {args.dtype} on {args.device}, {args.threads} thread(s), "
+        f"{MODEL_NAME}, {args.dtype} on {args.device}, {args.threads} thread(s), {args.linear} linears, "
         f"ready in {time.perf_counter() - start:.1f} s"
     )
     engine.generate([Request(tokenizer.encode("warm up"), 4)])

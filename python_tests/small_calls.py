@@ -112,6 +112,9 @@ def call(op, ops, seed=0, dtype=torch.float32):
         )
     if op == "verify_attention":
         return ops.verify_attention(*_attention(g, dtype), max_rows=5)
+    if op == "row_linear":
+        x, weight = torch.randn(11, 300, generator=g), torch.randn(2500, 300, generator=g)
+        return [ops.row_linear(x.to(dtype), weight.to(dtype), weight[:, 0].to(dtype).contiguous())]
     if op == "sample":
         logits = 3 * torch.randn(3, 4500, generator=g).to(dtype)
         return ops.sample(

@@ -49,6 +49,10 @@ def attention_step(q, k_cache, v_cache, table, cu_rows, seq_lens):
     return out.flatten(1) + 1, lse - 1
 
 
+def linear_step(x, weight, bias):
+    return ops.row_linear(x * 2, weight, bias + 1).relu(), ops.row_linear(x, weight) - 1
+
+
 def sample_step(logits, seeds, positions):
     tokens, logprob, *_ = ops.sample(logits * 0.5, seeds, positions + 1, vocab_size=50)
     return tokens + 1, logprob.exp()
@@ -99,6 +103,10 @@ def cases():
             attention_step,
             tuple(t.nan_to_num(0) if t.is_floating_point() else t for t in attention),
         ),
+        "row_linear": (
+            linear_step,
+            tuple(torch.randn(*size, generator=g) for size in ((3, 40), (7, 40), (7,))),
+        ),
         "sample": (sample_step, sample_case(3, 50)),
         "verify_chain": (chain_step, tuple(chain[name] for name in names)),
         "verify_tree": (tree_step, tuple(tree[name] for name in trees.POSITIONAL[:-1])),
@@ -112,6 +120,7 @@ def cases():
         *((op, False) for op in cases()),
         ("append_kv", True),
         ("compact_kv", True),
+        ("row_linear", True),
         ("sample", True),
     ],
 )

@@ -36,6 +36,11 @@ CASES = {
         ),
         max_rows=2,
     ),
+    "row_linear": {
+        "x": torch.randn(3, 20, generator=G),
+        "weight": torch.randn(5, 20, generator=G),
+        "bias": torch.randn(5, generator=G),
+    },
     "sample": dict(
         zip(("logits", "seeds", "positions"), sample_case(3, 50), strict=True),
         vocab_size=50,
@@ -68,6 +73,11 @@ def moved(value, device):
     return value.to(device) if torch.is_tensor(value) else value
 
 
+def results(returned):
+    """Of an op that returns nothing, one tensor or several."""
+    return [returned] if torch.is_tensor(returned) else list(returned or ())
+
+
 def test_every_op_has_a_case():
     assert set(CASES) == set(specdec_ext.op_names())
 
@@ -84,7 +94,7 @@ def test_on_meta_alone_shapes_and_dtypes_are_the_real_ones(op):
     case = CASES[op]
     real = call(op, {k: v.clone() if torch.is_tensor(v) else v for k, v in case.items()})
     meta = call(op, {k: moved(v, "meta") for k, v in case.items()})
-    for mine, theirs in zip(meta or (), real or (), strict=True):
+    for mine, theirs in zip(results(meta), results(real), strict=True):
         assert (mine.shape, mine.dtype, mine.stride()) == (
             theirs.shape,
             theirs.dtype,
@@ -116,6 +126,8 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("append_kv", "v_cache", 1),
         ("verify_attention", "cu_rows", 0),
         ("verify_attention", "v_cache", 2),
+        ("row_linear", "weight", 1),
+        ("row_linear", "bias", 0),
         ("sample", "positions", 0),
         ("sample", "temperature", 0),
         ("verify_chain", "seeds", 0),
@@ -160,7 +172,7 @@ def test_results_never_require_grad(op):
             value.requires_grad_()
     wanted = call(op, {k: v.detach() if torch.is_tensor(v) else v for k, v in case.items()})
     got = call(op, case)
-    for mine, theirs in zip(got or (), wanted or (), strict=True):
+    for mine, theirs in zip(results(got), results(wanted), strict=True):
         assert not mine.requires_grad
         assert_same(mine, theirs)
 

@@ -24,6 +24,7 @@ def op_names() -> list[str]:
         "append_kv",
         "compact_kv",
         "next_round",
+        "row_linear",
         "sample",
         "tree_from_mask",
         "tree_links",
@@ -36,7 +37,8 @@ def op_names() -> list[str]:
 def cpu_isa() -> str:
     """Instruction set of the CPU kernels in this process: "baseline", "avx2", "avx512" or "amx".
 
-    SPECDEC_CPU_ISA forces one (it must be supported by the CPU); results are bitwise the same.
+    SPECDEC_CPU_ISA forces one (it must be supported by the CPU); results are bitwise the same, but for
+    bf16 products on "amx" (docs/conventions.md).
     """
     return _ops._cpu_isa()
 
@@ -298,6 +300,34 @@ def _verify_attention_fake(
     rows, heads, _ = q.shape
     out = q.new_empty(rows, heads, v_cache.shape[3])
     return out, q.new_empty(rows, heads, dtype=torch.float32)
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer for the few rows of a verification pass: ``y = x @ weight.T (+ bias)``.
+
+    Row r of y is bitwise the result of a call with that row alone, whatever the number of rows, the
+    other rows, strides and threads, so a pass over drafts computes what decoding one by one computes.
+    Sums are float32 in one fixed order over K, rounded once, after the bias. Up to 64 rows share one
+    pass over the weights; more are taken in tiles of 64.
+
+    Args:
+        x: ``[R, K]`` float32, float16 or bfloat16, last dimension dense.
+        weight: ``[N, K]``, dtype of x, last dimension dense.
+        bias: ``[N]``, dtype of x, contiguous, or None.
+
+    Returns:
+        y ``[R, N]``, dtype of x. NaN and infinities follow the sums of their own row and output.
+        CPU and CUDA round differently; on the CPU all instruction sets give the same bits.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or stride; names op, argument, wanted, got.
+    """
+    return _ops.row_linear(x, weight, bias)
+
+
+@fake("row_linear", x="float [R, K]", weight="x [N, K]", bias="x [N]")
+def _row_linear_fake(x, weight, bias=None):
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 class SamplingControls(TypedDict, total=False):

@@ -13,6 +13,7 @@ import attention
 import cpu
 import keys
 import rounds
+import row_linear
 import tree_ops
 import verify_tree
 
@@ -311,7 +312,9 @@ _CONTROLS = [
 ]  # fmt: skip
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
-_OTHERS = [Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS, *rounds.BUGS]]
+_OTHERS = [
+    Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS, *rounds.BUGS, *row_linear.BUGS]
+]
 
 
 def has_amx():

@@ -4,13 +4,13 @@ Everything a round reads or writes is a tensor on the device. The one exception 
 the CPU is cut to the rows in use, and their number has to be known on the host for that.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.kv_cache import slots_of
-from engine.linear import cheap_row_count
 from engine.model import PassRows
 
 
@@ -115,9 +115,10 @@ def trim_drafts(state: BatchState, drafts: Drafts) -> Drafts:
 
 
 def lay_out_rows(
-    state: BatchState, drafts: Drafts, page_size: int, dtype: torch.dtype
+    state: BatchState, drafts: Drafts, page_size: int, row_count: Callable[[int], int]
 ) -> RoundRows | None:
-    """Rows of the pass: per active request its anchor, then its drafts. None when all have ended."""
+    """Rows of the pass: per active request its anchor, then its drafts, then padding up to row_count of
+    them. None when all have ended."""
     device = state.history.device
     rows_per_request = state.active * (drafts.counts + 1)
     cu_rows = torch.zeros(state.batch_size + 1, dtype=torch.int64, device=device)
@@ -126,7 +127,7 @@ def lay_out_rows(
     if num_used == 0:
         return None
 
-    row = torch.arange(cheap_row_count(num_used, device, dtype), device=device)
+    row = torch.arange(row_count(num_used), device=device)
     requests = torch.searchsorted(cu_rows[1:], row, right=True)
     used = requests < state.batch_size
     requests = requests.where(used, 0)

@@ -146,7 +146,7 @@ class Engine:
     ) -> RoundRecord | None:
         """One round of every active request; None when there is none."""
         drafts = trim_drafts(state, propose(state, drafter, num_drafts))
-        layout = lay_out_rows(state, drafts, self.page_size, self.model.dtype)
+        layout = lay_out_rows(state, drafts, self.page_size, self.model.cheap_row_count)
         if layout is None:
             return None
         logits = self.model.logits(self.model.forward(layout.rows, cache))

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kv_cache import PagedKvCache
-from engine.linear import linear
+from engine.linear import LINEARS, Linear
 
 ops = torch.ops.specdec
 
@@ -70,9 +70,12 @@ class PassRows:
 
 
 class LlamaModel:
-    def __init__(self, config: LlamaConfig, weights: LlamaWeights):
+    def __init__(
+        self, config: LlamaConfig, weights: LlamaWeights, linear: Linear = LINEARS["specdec"]
+    ):
         self.config = config
         self.weights = weights
+        self.linear = linear
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
         self._cos, self._sin = rotary_tables(config, self.device)
@@ -83,9 +86,12 @@ class LlamaModel:
             c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim, self.dtype, self.device
         )
 
+    def cheap_row_count(self, num_rows: int) -> int:
+        return self.linear.cheap_row_count(num_rows, self.device, self.dtype)
+
     def forward(self, rows: PassRows, cache: PagedKvCache) -> Tensor:
         """Hidden states [R, d] after the last layer; keys and values of the rows go into the cache."""
-        c = self.config
+        c, linear = self.config, self.linear
         cos = self._cos[rows.positions].unsqueeze(1)
         sin = self._sin[rows.positions].unsqueeze(1)
         x = self.weights.embedding[rows.token_ids]
@@ -115,7 +121,7 @@ class LlamaModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [R, V] of hidden states [R, d]. The most expensive matrix of a small
         model, so prompt rows, whose logits nobody reads, must not come here."""
-        return linear(self._norm(hidden, self.weights.final_norm), self.weights.embedding)
+        return self.linear(self._norm(hidden, self.weights.final_norm), self.weights.embedding)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.size(-1),), weight, self.config.norm_eps)
