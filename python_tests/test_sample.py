@@ -146,6 +146,20 @@ def test_negative_rows_and_negative_nan(backend, dtype):
     assert out[0][1:3].tolist() == [4110, 5]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranges_of_whole_tiles(backend, dtype):
+    """Exponents of 2 beyond a float's, either way, in tiles of 4096 entries that are summed at once."""
+    logits, seeds, positions = random_case(6, 2 * 4096, seed=11)
+    logits[1] += 300.0
+    logits[2] -= 300.0
+    logits[3, ::3] -= 300.0
+    logits[4, :4096] += 60.0
+    logits[5] *= 0.01
+    logits = logits.to(dtype)
+    for temperature in (1.0, 0.7, 0.02, 50.0):
+        check(backend, logits, seeds, positions, temperature=torch.full((6,), temperature))
+
+
 def test_ties_take_the_lowest_id(backend):
     logits = torch.zeros(3, 20000)
     logits[0, [3, 15000]] = 7.0

@@ -68,3 +68,12 @@ BUGS = [
      "covered_until(batch) + static_cast<int>(blockIdx.x);",
      "covered_until(batch) + 1 + static_cast<int>(blockIdx.x);", "plain", ""),
 ]  # fmt: skip
+
+# With the tests that notice.
+VALUE_BUGS = [
+    ("attention-nan-of-later-rows", KERNEL,
+     "add_not_finite<Tr>(sums, values, args, task, valid, first_token, later);", "false;", "plain", "",
+     "python_tests/test_verify_attention.py::later_rows", OBJECTS),
+    ("attention-nan-is-dropped", STEPS, "o[i % 2 * 2] += to_float(low);", "o[i % 2 * 2] += 0.0f;", "plain",
+     "", "python_tests/test_verify_attention.py::later_rows", OBJECTS),
+]  # fmt: skip

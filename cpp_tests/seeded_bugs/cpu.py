@@ -12,6 +12,7 @@ ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
 PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
 AMX = "csrc/kernels/verify_attention/cpu_amx.h"
 AMX_COPY = "csrc/kernels/verify_attention/cpu_amx_copy.h"
+VOCAB_TILE = "csrc/kernels/common/vocab_tile.h"
 VIEW = "csrc/kernels/common/view.h"
 APPEND_TESTS = "python_tests/test_append_kv.py"
 COMPACT_TESTS = "python_tests/test_compact_kv.py"
@@ -54,6 +55,12 @@ BUGS = [
      "static_cast<const int64_t*>(data)[i]", f"{STRIDES}::slots", "append_kv"),
     ("cpu-sample-seed-of-row-0", SAMPLE, "p.seeds[r], p.positions[r]", "p.seeds[0], p.positions[r]",
      SAMPLE_TESTS),
+    ("cpu-sample-plain-tile-of-small-entries", VOCAB_TILE, "largest <= bound && smallest >= -bound",
+     "largest <= bound", SAMPLE_TESTS, "sample"),
+    ("cpu-sample-plain-tile-of-large-entries", VOCAB_TILE, "largest <= bound && smallest >= -bound",
+     "smallest >= -bound", SAMPLE_TESTS, "sample"),
+    ("cpu-sample-plain-tile-with-nan", VOCAB_TILE, "good = good && sums[k] == sums[k];", "", SAMPLE_TESTS,
+     "sample"),
     ("cpu-sample-row-stride", SAMPLE, "r * p.logits.stride[0]", "r * p.vocab_size", SAMPLE_TESTS),
     ("cpu-sample-status-lost", SAMPLE, "p.status[r] = row.status();", "p.status[r] = 0;", SAMPLE_TESTS),
     ("cpu-sample-greedy-draws", SAMPLE, "law.greedy ? row.argmax()", "false ? row.argmax()",

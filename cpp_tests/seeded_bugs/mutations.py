@@ -313,7 +313,14 @@ _CONTROLS = [
 
 _ATTENTION = [Mutation(*row, attention.TESTS, attention.OBJECTS) for row in attention.BUGS]
 _OTHERS = [
-    Mutation(*row) for row in [*tree_ops.BUGS, *verify_tree.BUGS, *rounds.BUGS, *row_linear.BUGS]
+    Mutation(*row)
+    for row in [
+        *tree_ops.BUGS,
+        *verify_tree.BUGS,
+        *attention.VALUE_BUGS,
+        *rounds.BUGS,
+        *row_linear.BUGS,
+    ]
 ]
 
 
