@@ -40,6 +40,14 @@ def test_random_trees(backend, children, method, with_controls):
 
 
 @pytest.mark.parametrize("children, method", RULES)
+def test_many_rejections(backend, children, method):
+    batch = 24 if backend.name in ("emu_hooks", "emu_asan") else 200
+    case = trees.rejecting_case(batch, 8, children=children, method=method)
+    _, path, num_accepted, *_ = trees.check(backend, case)
+    assert 0.1 < num_accepted.double().mean() < 2.5
+
+
+@pytest.mark.parametrize("children, method", RULES)
 def test_several_tiles(backend, children, method):
     for seed, vocab in enumerate([4095, 4097] if backend.emulated else [4095, 4096, 4097, 9001]):
         case = trees.random_case(

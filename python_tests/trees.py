@@ -160,6 +160,37 @@ def random_case(
     return case
 
 
+def rejecting_case(batch, vocab, *, children, method, seed=0):
+    """Bushy trees of a drafter that likes what the target does not: most paths pass several rejections,
+    among the children of one node and, by traversal, on the way up."""
+    g = torch.Generator().manual_seed(seed)
+    parents = torch.tensor([-1, 0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 5, 5])
+    nodes = len(parents)
+    draft = torch.randn(batch * nodes, vocab, generator=g) * 1.5
+    target = torch.randn(batch * nodes, vocab, generator=g) - 0.6 * draft
+    ids = torch.zeros(batch * nodes, dtype=torch.int64)
+    again = children == "sampled_with_replacement"
+    for b in range(batch):
+        for parent in range(nodes):
+            own = (parents == parent).nonzero()[:, 0]
+            if len(own):
+                law = torch.softmax(draft[b * nodes + parent], -1)
+                ids[b * nodes + own] = torch.multinomial(law, len(own), again, generator=g)
+    return {
+        "target_logits": target,
+        "input_ids": ids,
+        "parents": parents.repeat(batch).int(),
+        "cu_rows": (torch.arange(batch + 1) * nodes).int(),
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (batch,), generator=g),
+        "positions": torch.arange(batch),
+        "max_depth": 4,
+        "vocab_size": vocab,
+        "draft_logits": draft,
+        "children": children,
+        "method": method,
+    }
+
+
 def take(case, order):
     """The same requests in another order, or some of them."""
     cu = case["cu_rows"].tolist()

@@ -75,7 +75,7 @@ void widen_row(const T* x, int64_t size, float* wide) {
 // --- 2. A block of sums --------------------------------------------------------------------------
 
 template <int kRows, int kOutputs>
-using Lanes = float[kRows][kOutputs][kLanes];
+using Lanes = float[kRows * kOutputs][kLanes];
 
 template <class T, int kRows, int kOutputs>
 SPECDEC_SIMD void add_step(Native (&sum)[kRows][kOutputs], const float* x, int64_t x_stride,
@@ -105,7 +105,7 @@ SPECDEC_SIMD void prefetch(const T* const (&w)[kOutputs], int64_t k, int64_t ahe
     constexpr int kLine = 64 / sizeof(T);
     _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
         _Pragma("GCC unroll 2") for (int i = 0; i < kStep; i += kLine) {
-            __builtin_prefetch(w[n] + k + ahead + i, 0, 3);
+            __builtin_prefetch(w[n] + k + ahead + i, 0, 2);
         }
     }
 }
@@ -137,7 +137,7 @@ void sum_block(const float* x, int64_t x_stride, const T* const (&w)[kOutputs], 
         }
         for (int r = 0; r < kRows; ++r) {
             for (int n = 0; n < kOutputs; ++n) {
-                store(lanes[r][n] + part * kNativeLanes, sum[r][n]);
+                store(lanes[r * kOutputs + n] + part * kNativeLanes, sum[r][n]);
             }
         }
     }
@@ -159,12 +159,14 @@ void finish_block(const RowLinearParams& p, const Panel& panel, int64_t row, int
     Lanes<kRows, kOutputs> lanes;
     sum_block<T, kRows, kOutputs>(panel.x + row * panel.stride, panel.stride, w, weight.size[1],
                                   prefetch_next ? kOutputs * weight.stride[0] : 0, lanes);
+    float sums[kRows * kOutputs];
+    sum_each(lanes, sums);
     const T* bias = static_cast<const T*>(p.bias);
     const int rows = static_cast<int>(std::min<int64_t>(kRows, panel.rows - row));
     for (int r = 0; r < rows; ++r) {
         T* y = p.y.as<T>().at(panel.first_row + row + r, output);
         for (int n = 0; n < kOutputs; ++n) {
-            float sum = sum_lanes(load(lanes[r][n]));
+            float sum = sums[r * kOutputs + n];
             if (bias != nullptr) sum += to_float(bias[output + n]);
             y[n] = from_float<T>(sum);
         }
