@@ -29,14 +29,15 @@ namespace {
 struct Work {
     Buffers buffers;
     float *folded, *segment;    // a State per head
-    int64_t places[kWideRows];  // that each row sees
+    int64_t places[kWideRows];  // the limit of each row
 };
 
-// One segment, into a State per head.
+// Segment s of the group's, into a State per head.
 template <class T>
 void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t s,
                  float* states) {
-    const int64_t begin = s * kSegmentTokens, width = state_width(p.v_cache.size[3]);
+    const int64_t begin = (g.first_segment + s) * kSegmentTokens;
+    const int64_t width = state_width(p.v_cache.size[3]);
     int found = 0;
     for (; found <= kSegmentTiles && begin + found * kTile < g.limit; ++found) {
         find_tile(p, g, w.places, begin + found * kTile, w.buffers.tile[found]);

@@ -203,8 +203,7 @@ __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& ite
             : args.partials.segment_slot(static_cast<int>(blockIdx.x), index - range_begin);
     task.first = static_cast<int>(index - item.first);
     task.last = static_cast<int>(task.stop - item.first);
-    task.limit = row_limit<Tr>(args.p, item, Tr::kRows - 1);
-    task.seen_by_all = row_limit<Tr>(args.p, item, 0);
+    find_reach<Tr>(args.p, task);
     const int tiles = task.limit < 1 ? 0 : (task.limit - 1) / kTileTokens + 1;
     task.end_tile = min(task.last * kTilesPerSegment, tiles);
 }
@@ -216,7 +215,8 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
     constexpr int kStages = Tr::kStages, kTilesPerSegment = kSegmentTokens / kTileTokens;
     constexpr int kPending = 2 * kStages - 2;  // groups that may be in flight behind the one needed
     const VerifyAttentionParams& p = args.p;
-    int tile = task.first * kTilesPerSegment;
+    // Segments that no row sees stay empty.
+    int tile = max(task.first, task.begin / kSegmentTokens) * kTilesPerSegment;
 
     // Fill the ring: all stages of K, all but one of V.
     KvStream<Tr> stream;

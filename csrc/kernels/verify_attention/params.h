@@ -11,7 +11,7 @@ constexpr int kSegmentTokens = 512;
 constexpr int kTileTokens = 64;
 constexpr int kMaxHeadDim = 256;
 
-enum class AttentionMask : int32_t { kCausal, kFull };
+enum class AttentionMask : int32_t { kCausal, kFull, kTree };
 
 struct VerifyAttentionParams {
     View<const void, 3> q;        // [R, Hq, D]
@@ -25,9 +25,12 @@ struct VerifyAttentionParams {
     int64_t batch, max_rows;
     float scale;  // of the scores, times log2(e) inside the kernels
     AttentionMask mask;
-    View<void, 3> out;  // [R, Hq, Dv]
-    float* lse;         // [R, Hq] natural log
-    void* scratch;      // CUDA: verify_attention_scratch_bytes(p), uninitialised
+    View<const int32_t, 2> tree_mask;  // kTree: [R, W] bit j: the row sees row j of its request
+    IndexView positions;               // [R] of the rows, for the window; no data: their places
+    int64_t window;                    // positions nearer than this are seen; 0: all
+    View<void, 3> out;                 // [R, Hq, Dv]
+    float* lse;                        // [R, Hq] natural log
+    void* scratch;                     // CUDA: verify_attention_scratch_bytes(p), uninitialised
     int64_t scratch_bytes;
     int num_sms;  // CUDA: sets the grid, never the result
 };
