@@ -1,10 +1,10 @@
-"""verify_attention with trees and sliding windows: against the oracle, and bit for bit where another mask
-shows the same places."""
+"""verify_attention with trees, sliding windows, soft caps and sinks: against the oracle, and bit for bit
+where other arguments mean the same."""
 
 import backends
 import pytest
 import torch
-from compare import assert_same
+from compare import assert_close, assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles import verify_attention as oracle
@@ -213,15 +213,16 @@ def test_a_row_without_bits_sees_the_prefix_only(backend):
     assert torch.isfinite(lse[2:]).all()
 
 
-def test_wrong_cu_rows_read_no_word_outside(backend):
-    """A request with more rows than max_rows and than its words have bits for: rows past max_rows are not
-    computed, keys without a bit are not seen."""
-    case = list(make([40], [60], heads=2, kv_heads=1))
+def test_more_rows_than_words_have_bits_for(backend):
+    """A request of more rows than max_rows, against the contract: no word is read outside, keys without a
+    bit are not seen, rows past max_rows are not computed."""
+    case = make([40], [60], heads=2, kv_heads=1)
     options = {"mask": "tree", "tree_mask": torch.full((40, 1), -1, dtype=torch.int32)}
-    out, lse = run(backend, tuple(case), max_rows=32, **options)
-    wanted = oracle.verify_attention(*case, max_rows=32, **options)
-    torch.testing.assert_close(lse[:32].double(), wanted[1][:32], atol=1e-4, rtol=0)
-    assert (out[32:] == 0).all() and torch.isneginf(lse[32:]).all()
+    got = run(backend, case, max_rows=32, **options)
+    padded = torch.nn.functional.pad(options["tree_mask"], (0, 1))
+    wanted = run(backend, case, max_rows=40, mask="tree", tree_mask=padded)
+    assert_same_results([t[:32] for t in got], [t[:32] for t in wanted])
+    assert (got[0][32:] == 0).all() and torch.isneginf(got[1][32:]).all()
 
 
 def test_strided_words_and_positions(backend):
@@ -262,10 +263,112 @@ def test_threads_change_no_bit(dtype):
             assert_same_results(got, wanted)
 
 
+# --- Soft cap and sinks ---------------------------------------------------------------------------------
+
+
+def sinks_of(heads, seed=0):
+    return torch.randn(heads, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize("heads", [4, 16])
+def test_soft_caps_match_oracle(backend, dtype, softcap, heads):
+    rows, lens = [3, 1, 4], [70, 5, 40]
+    case = make(rows, lens, heads=heads, dtype=dtype)
+    check(backend, case, softcap=softcap)
+    check(backend, case, softcap=softcap, scale=2.0, window=9, **trees(rows, lens))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("heads", [4, 16])
+def test_sinks_match_oracle(backend, dtype, softcap, heads):
+    """Over several segments; large sinks, small ones and none. Rows that see nothing stay empty."""
+    rows, lens = [3, 1, 4, 2], [570, 5, 2, 0]
+    case = make(rows, lens, heads=heads, dtype=dtype, spare_rows=1)
+    sinks = sinks_of(heads)
+    sinks[:3] = torch.tensor([60.0, -60.0, -INF])
+    out, lse = check(backend, case, sinks=sinks, softcap=softcap)
+    blind = [4, 5, 8, 9, 10]  # places below 0, no place, no request
+    assert (out[blind] == 0).all() and torch.isneginf(lse[blind]).all()
+    assert torch.isfinite(lse[[0, 1, 2, 3, 6, 7]]).all()
+    options = with_spare(trees(rows, lens), 1)
+    check(backend, case, sinks=sinks, softcap=softcap, window=30, **options)
+
+
+def test_a_soft_cap_bounds_scores(backend):
+    """Scores of 1000 and -1000: what is left is the cap, and all of the first kind weigh the same."""
+    case = list(make([1], [4], heads=1, kv_heads=1))
+    case[0] = torch.ones(1, 1, 64)
+    for place, sign in enumerate((1.0, 1.5, -1.0, -2.0)):
+        page, offset = int(case[3][0, place // 16]), place % 16
+        case[1][page, offset] = 1000.0 / 64 * sign
+        case[2][page, offset] = float(place)
+    out, lse = run(backend, tuple(case), scale=1.0, softcap=20.0)
+    assert_close(out, torch.full_like(out, 0.5), what="out")
+    assert_close(lse, torch.full_like(lse, 20.0).double() + torch.tensor(2.0).double().log())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neutral_controls_change_no_bit(backend, dtype):
+    """Sinks of -inf are none, and an off soft cap is none."""
+    case = make([3, 2], [600, 40], heads=6, dtype=dtype)
+    wanted = run(backend, case)
+    none = torch.full((6,), -INF)
+    assert_same_results(run(backend, case, sinks=none, softcap=0.0), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_capped_rows_of_a_pass_are_one_row_calls(backend, dtype):
+    """Rows go through other groups, tiles and threads alone than together."""
+    rows, seq_len = 20, 90
+    case = make([rows], [seq_len], heads=4, kv_heads=1, dtype=dtype)
+    options = {"softcap": 1.5, "sinks": sinks_of(4), "window": 40}
+    out, lse = run(backend, case, **options)
+    one = torch.tensor([0, 1], dtype=torch.int32)
+    for j in (0, 7, 19):
+        length = torch.tensor([seq_len - rows + j + 1], dtype=torch.int32)
+        alone = run(backend, (case[0][j : j + 1], *case[1:4], one, length), **options)
+        assert_same_results(alone, (out[j : j + 1], lse[j : j + 1]), f"of row {j}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_capped_unseen_places_may_be_nan(backend, dtype):
+    """-inf of a hidden score comes after the cap, which would turn it into a weight."""
+    case = make([4], [70], heads=2, kv_heads=1, page_size=8, dtype=dtype)
+    options = {"softcap": 1.5, "sinks": sinks_of(2)}
+    wanted = run(backend, case, **options)
+    q, k_cache, v_cache, table, *rest = case
+    k_bad, v_bad = k_cache.clone(), v_cache.clone()
+    k_bad[int(table[0, 8]), 5] = v_bad[int(table[0, 8]), 5] = NAN  # place 69, of the last row
+    out, lse = run(backend, (q, k_bad, v_bad, table, *rest), **options)
+    assert_same_results((out[:3], lse[:3]), (wanted[0][:3], wanted[1][:3]))
+
+
+def test_errors_of_soft_cap_and_sinks(backend):
+    case = [t.to(backend.device) for t in make([2, 1], [20, 9])]
+    ones = torch.ones(4, device=backend.device)
+    for options, message in (
+        ({"softcap": -1.0}, r"softcap: wanted 0 or a positive number .*, got -1"),
+        ({"softcap": NAN}, "softcap: wanted 0 or a positive number .*, got nan"),
+        ({"softcap": INF}, "softcap: wanted 0 or a positive number .*, got inf"),
+        ({"softcap": 1e-46}, "softcap: wanted 0 or a positive number .*, got 1e-46"),
+        ({"softcap": 1e-3, "scale": 1e38}, "softcap: wanted .* finite scale / softcap"),
+        ({"sinks": ones.half()}, "sinks: wanted dtype float32, got float16"),
+        ({"sinks": ones[1:]}, r"sinks: wanted size 4 \(Hq of q\) in dimension 0"),
+        ({"sinks": ones[None]}, r"sinks: wanted shape \[Hq\]"),
+        ({"sinks": torch.ones(8, device=backend.device)[::2]}, "sinks: wanted"),
+    ):
+        with pytest.raises(RuntimeError, match="specdec::verify_attention: " + message):
+            backend.ops.verify_attention(*case, max_rows=2, **options)
+
+
 def test_opcheck():
     rows, lens = [3, 2], [70, 20]
     case = tuple(t.nan_to_num(0) if t.is_floating_point() else t for t in make(rows, lens))
-    options = {"max_rows": 3, "window": 8, **trees(rows, lens)}
+    options = {"max_rows": 3, "window": 8, **trees(rows, lens), "softcap": 2.0}
+    options["sinks"] = sinks_of(4)
     torch.library.opcheck(torch.ops.specdec.verify_attention.default, case, options)
 
 
@@ -276,8 +379,10 @@ def test_opcheck():
     window=st.sampled_from([-1, 1, 2, 30, 64, 200]),
     literal=st.booleans(),
     given_positions=st.booleans(),
+    softcap=st.sampled_from([0.0, 0.3, 5.0]),
+    with_sinks=st.booleans(),
 )
-def test_fuzz_cpu(options, mask, window, literal, given_positions):
+def test_fuzz_cpu(options, mask, window, literal, given_positions, softcap, with_sinks):
     case = make(**options)
     rows, lens = options["rows"], options["seq_lens"]
     masks = with_spare(
@@ -289,4 +394,6 @@ def test_fuzz_cpu(options, mask, window, literal, given_positions):
         masks["tree_mask"] = torch.randint(-(2**31), 2**31, shape, generator=g).int()
     if mask != "tree":
         masks = {"mask": mask, **({"positions": masks["positions"]} if given_positions else {})}
-    check(backends.get("cpu"), case, window=window, **masks)
+    if with_sinks:
+        masks["sinks"] = sinks_of(options["heads"], options["seed"])
+    check(backends.get("cpu"), case, window=window, softcap=softcap, **masks)

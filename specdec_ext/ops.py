@@ -236,6 +236,8 @@ def verify_attention(
     tree_mask: Tensor | None = None,
     positions: Tensor | None = None,
     window: int = -1,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the rows of a verification pass over a paged KV cache that already holds them.
 
@@ -271,6 +273,9 @@ def verify_attention(
             A place before the pass is its own position.
         window: a row sees only what lies at positions p with ``|p - own position| < window``; -1: no
             window. "tree" with a window needs positions.
+        softcap: c > 0 turns every ``s_t`` into ``c * tanh(s_t / c)``; 0 does not.
+        sinks: float32 ``[Hq]``, a score per query head that is not capped and has no value: it takes part
+            in lse and in the sum of the weights of rows that see any place. -inf is no sink.
 
     Returns:
         out ``[R, Hq, Dv]`` in the dtype of q, and lse float32 ``[R, Hq]`` (natural logarithm). A row
@@ -293,6 +298,8 @@ def verify_attention(
         tree_mask=tree_mask,
         positions=positions,
         window=window,
+        softcap=softcap,
+        sinks=sinks,
     )
 
 
@@ -306,6 +313,7 @@ def verify_attention(
     cu_rows="int32 [B+1]",
     tree_mask="int32 [R, any]",
     positions="index [R]",
+    sinks="float32 [Hq]",
 )
 def _verify_attention_fake(
     q,
@@ -321,6 +329,8 @@ def _verify_attention_fake(
     tree_mask=None,
     positions=None,
     window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
     rows, heads, _ = q.shape
     out = q.new_empty(rows, heads, v_cache.shape[3])

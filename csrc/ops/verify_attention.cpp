@@ -1,6 +1,6 @@
 // verify_attention(q [R, Hq, D], k_cache, v_cache [pages, page_size, Hkv, D | Dv],
 //                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask,
-//                  tree_mask [R, W], positions [R], window)
+//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq])
 //   -> (out [R, Hq, Dv], lse [R, Hq])
 // Attention of the rows of a verification pass over their requests' paged KV.
 #include "verify_attention/params.h"
@@ -62,7 +62,8 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
                                             const Tensor& cu_rows, const Tensor& seq_lens,
                                             int64_t max_rows, std::optional<double> scale,
                                             std::string mask, const OptionalTensor& tree_mask,
-                                            const OptionalTensor& positions, int64_t window) {
+                                            const OptionalTensor& positions, int64_t window,
+                                            double softcap, const OptionalTensor& sinks) {
     // 1. Validate.
     const Arg q_arg(kOp, "q", q);
     q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
@@ -107,6 +108,18 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
     const double score_scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(q.size(2)));
     check_option(std::isfinite(static_cast<float>(score_scale)), kOp, "scale",
                  "a number that is finite in float32", score_scale);
+    const float cap = static_cast<float>(softcap), uncapped = static_cast<float>(score_scale);
+    check_option(
+        softcap == 0.0 || (cap > 0.0f && std::isfinite(cap) && std::isfinite(uncapped / cap)), kOp,
+        "softcap", "0 or a positive number with finite scale / softcap in float32", softcap);
+    if (sinks) {
+        Arg(kOp, "sinks", *sinks)
+            .dims(1, "[Hq]")
+            .dtype({DType::kF32})
+            .size(0, q.size(1), "Hq of q")
+            .dense()
+            .same_device(q, "q");
+    }
 
     // 2. Allocate.
     Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());
@@ -125,7 +138,9 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
     p.dtype = q_arg.type();
     p.batch = batch;
     p.max_rows = max_rows;
-    p.scale = static_cast<float>(score_scale);
+    p.scale = uncapped;
+    p.softcap = cap;
+    if (sinks) p.sinks = static_cast<const float*>(launch.in_data("sinks", *sinks));
     p.mask = mask == "causal" ? AttentionMask::kCausal
              : mask == "full" ? AttentionMask::kFull
                               : AttentionMask::kTree;

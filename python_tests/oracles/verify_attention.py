@@ -57,6 +57,8 @@ def verify_attention(
     tree_mask=None,
     positions=None,
     window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
     """out and lse, both float64."""
     num_rows, heads, head_dim = q.shape
@@ -78,7 +80,11 @@ def verify_attention(
             for kv_head in range(kv_heads):
                 share = slice(kv_head * group, (kv_head + 1) * group)
                 scores = q[row, share].double() @ keys[:, kv_head].T * scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
                 lse[row, share] = torch.logsumexp(scores, 1)
+                if sinks is not None:
+                    lse[row, share] = torch.logaddexp(lse[row, share], sinks[share].double())
                 weights = torch.exp(scores - lse[row, share, None])
                 out[row, share] = weights @ values[:, kv_head]
     return out, lse
@@ -98,9 +104,11 @@ def torch_peer(
     tree_mask=None,
     positions=None,
     window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
-    """The same by torch: scaled_dot_product_attention on the gathered keys and values, at the dtype
-    of q, and logsumexp of float32 scores. Its error against the oracle is what ours is measured by."""
+    """The same by torch: scaled_dot_product_attention (with a soft cap or sinks, its steps) on the
+    gathered keys and values, at the dtype of q, and logsumexp of float32 scores. Its error against the oracle is what ours is measured by."""
     num_rows, heads, head_dim = q.shape
     num_pages, page_size, kv_heads, v_dim = v_cache.shape
     scale = head_dim**-0.5 if scale is None else scale
@@ -120,7 +128,15 @@ def torch_peer(
             values = v_cache[pages, offsets].transpose(0, 1).repeat_interleave(group, 0)
             queries = q[row][:, None]
             scores = torch.bmm(queries.float(), keys.float().mT)[:, 0] * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
             lse[row] = torch.logsumexp(scores, 1)
+            if sinks is not None:
+                lse[row] = torch.logaddexp(lse[row], sinks)
+            if softcap or sinks is not None:
+                weights = torch.exp(scores - lse[row, :, None]).to(q.dtype)
+                out[row] = torch.bmm(weights[:, None], values)[:, 0]
+                continue
             out[row] = torch.nn.functional.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], scale=scale
             )[0, :, 0]

@@ -55,19 +55,25 @@ void begin_group(const VerifyAttentionParams& p, const Group& g, Work& w) {
     for (int64_t h = 0; h < g.heads; ++h) load_queries<T>(p, g, h, w.buffers);
 }
 
-// Writes out and lse of the rows of one head.
+// Writes out and lse of the rows of one head. A sink is a key without a value.
 template <class T>
 void finish(const VerifyAttentionParams& p, const Group& g, int64_t h, const State& state) {
     const View<T, 3> out = p.out.as<T>();
     const int64_t v_dim = out.size[2];
     for (int m = 0; m < g.rows; ++m) {
         const int64_t row = g.row(m), head = g.query_head(h, m);
-        const float sum = state.sum[m];
-        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        store_out(g, state, m, inverse, v_dim, out.at(row, head));
+        float sum = state.sum[m], max = state.max[m], keep = 1.0f;
+        if (p.sinks != nullptr && sum != 0.0f) {
+            const float sink = p.sinks[head] * kLog2E;
+            const float top = std::max(max, sink);
+            keep = std::exp2(max - top);
+            sum = sum * keep + std::exp2(sink - top);
+            max = top;
+        }
+        store_out(g, state, m, sum == 0.0f ? 0.0f : keep / sum, v_dim, out.at(row, head));
         p.lse[row * out.size[1] + head] =
             sum == 0.0f ? -__builtin_inff()
-                        : static_cast<float>(state.max[m] * kLn2 + std::log(double{sum}));
+                        : static_cast<float>(max * kLn2 + std::log(double{sum}));
     }
 }
 

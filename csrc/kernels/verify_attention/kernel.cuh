@@ -136,12 +136,12 @@ __device__ __forceinline__ void merge_segment(const Sums<Tr>& sums, Owned<Tr>& o
 
 // --- Epilogue ----------------------------------------------------------------------------------------
 
-// Four columns of a row of `out`. Adding +0 makes zeros positive: the sign of an empty sum would
+// Four columns of a row of `out`, times `keep` (see add_sink). Adding +0 makes zeros positive: the sign of an empty sum would
 // otherwise tell how many fully masked tiles went by.
 template <class T>
 __device__ __forceinline__ void write_quad(T* target, float a, float b, float c, float d,
-                                           SoftmaxSum sum) {
-    const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
+                                           float keep, SoftmaxSum sum) {
+    const float inverse = sum.l == 0.0f ? 0.0f : keep / sum.l;
     *reinterpret_cast<uint2*>(target) = make_uint2(pack<T>(a * inverse + 0.0f, b * inverse + 0.0f),
                                                    pack<T>(c * inverse + 0.0f, d * inverse + 0.0f));
 }
@@ -162,13 +162,15 @@ __device__ __forceinline__ void write_result(const VerifyAttentionParams& p, con
     using T = typename Tr::T;
     const int64_t index = result_index(p, item, item.row_block * Tr::kRows + owned.row());
     if (index < 0) return;
+    SoftmaxSum sum = owned.sum;
+    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
     T* target = static_cast<T*>(p.out.data) + index * Tr::kValueDim + owned.column();
 #pragma unroll
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
         const float* o = owned.o[slice];
-        write_quad(target + slice * Tr::kSliceColumns, o[0], o[1], o[2], o[3], owned.sum);
+        write_quad(target + slice * Tr::kSliceColumns, o[0], o[1], o[2], o[3], keep, sum);
     }
-    if (owned.column() == 0) p.lse[index] = log_sum_exp(owned.sum);
+    if (owned.column() == 0) p.lse[index] = log_sum_exp(sum);
 }
 
 template <class Tr>

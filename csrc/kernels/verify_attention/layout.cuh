@@ -12,8 +12,8 @@ namespace specdec::cuda {
 
 struct AttendArgs {
     VerifyAttentionParams p;
-    float scale_log2;  // p.scale * log2(e)
-    bool aligned;      // rows of q and of both caches start at multiples of 16 bytes
+    LogitScale scale;
+    bool aligned;  // rows of q and of both caches start at multiples of 16 bytes
     PartialStore partials;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa.h"
+#include "token_law.h"
 #include "view.h"
 
 namespace specdec {
@@ -23,7 +24,9 @@ struct VerifyAttentionParams {
     const int32_t* seq_lens;  // [B] all KV including this pass's rows (the last places)
     DType dtype;              // of q, caches and out
     int64_t batch, max_rows;
-    float scale;  // of the scores, times log2(e) inside the kernels
+    float scale;         // of the scores
+    float softcap;       // logits become softcap * tanh(logit / softcap); 0: they do not
+    const float* sinks;  // [Hq] a logit that takes part in the sum only, or null
     AttentionMask mask;
     View<const int32_t, 2> tree_mask;  // kTree: [R, W] bit j: the row sees row j of its request
     IndexView positions;               // [R] of the rows, for the window; no data: their places
@@ -34,6 +37,17 @@ struct VerifyAttentionParams {
     int64_t scratch_bytes;
     int num_sms;  // CUDA: sets the grid, never the result
 };
+
+// From a score q . k to its logit in powers of two: factor * score, or cap * tanh(factor * score).
+struct LogitScale {
+    float factor;
+    float cap;  // 0: none
+};
+
+inline LogitScale logit_scale(const VerifyAttentionParams& p) {
+    if (p.softcap == 0.0f) return {p.scale * kLog2E, 0.0f};
+    return {p.scale / p.softcap, p.softcap * kLog2E};
+}
 
 namespace cuda {
 int64_t verify_attention_scratch_bytes(const VerifyAttentionParams& p);

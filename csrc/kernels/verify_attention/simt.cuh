@@ -98,8 +98,8 @@ __device__ __forceinline__ bool locate_tokens(const VerifyAttentionParams& p, in
 // The scaled score of token lane / 2; -inf where there is none.
 template <class Tr>
 __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegisters],
-                                              const float* keys, float scale, int part, int lane,
-                                              const SimtShared<Tr>& shared) {
+                                              const float* keys, LogitScale scale, int part,
+                                              int lane, const SimtShared<Tr>& shared) {
     float dot[Tr::kWarpTokens];
 #pragma unroll
     for (int t = 0; t < Tr::kWarpTokens; ++t) {
@@ -111,7 +111,8 @@ __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegister
             dot[t] = fmaf(q[i], keys[offset + lane + 32 * i], dot[t]);
         }
     }
-    const float score = reduce_16(dot, lane) * scale;
+    float score = reduce_16(dot, lane) * scale.factor;
+    if (scale.cap != 0.0f) score = scale.cap * tanhf(score);
     return shared.key_offset[part][lane / 2] < 0 ? minus_infinity() : score;
 }
 
@@ -136,7 +137,7 @@ __device__ __forceinline__ void weigh_tokens(float (&o)[Tr::kValueRegisters], co
 template <class Tr>
 __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, const RowOwner& owner,
                                             const Request& request, int head, int segment,
-                                            int limit, float scale,
+                                            int limit, LogitScale scale,
                                             const float (&q)[Tr::kHeadRegisters], int part,
                                             int lane, SimtShared<Tr>& shared) {
     const float* keys = static_cast<const float*>(p.k_cache.data) + head * p.k_cache.stride[2];
@@ -172,7 +173,7 @@ __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, cons
 template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 4)
     verify_attention_simt_kernel(const __grid_constant__ VerifyAttentionParams p,
-                                 float scale_log2) {
+                                 LogitScale scale) {
     CU_SHARED(shared, SimtShared<Tr>);
     const int thread = static_cast<int>(threadIdx.x), part = thread / 32, lane = thread % 32;
     const int num_heads = static_cast<int>(p.q.size[1]);
@@ -196,8 +197,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
     SoftmaxSum total = empty_sum();
     float o = 0.0f;  // of column `thread`
     for (int segment = begin / kSegmentTokens; segment * kSegmentTokens < limit; ++segment) {
-        sum_segment<Tr>(p, owner, request, head / group_size(p), segment, limit, scale_log2, q,
-                        part, lane, shared);
+        sum_segment<Tr>(p, owner, request, head / group_size(p), segment, limit, scale, q, part,
+                        lane, shared);
         __syncthreads();
         SoftmaxSum parts[Tr::kParts];
         float weight[Tr::kParts], merged = 0.0f;
@@ -214,9 +215,10 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
     }
 
     const int64_t index = static_cast<int64_t>(row) * num_heads + head;
+    const float keep = add_sink(p, head, total);
     if (thread < Tr::kValueDim) {  // zeros are positive, as in the tensor-core kernel
         static_cast<float*>(p.out.data)[index * Tr::kValueDim + thread] =
-            total.l == 0.0f ? 0.0f : o / total.l + 0.0f;
+            total.l == 0.0f ? 0.0f : o * keep / total.l + 0.0f;
     }
     if (thread == 0) p.lse[index] = log_sum_exp(total);
 }

@@ -205,14 +205,23 @@ __device__ __forceinline__ void hide_holes(Scores<Tr>& s, const VerifyAttentionP
     }
 }
 
-// Scales, and hides what a row does not see: -inf, whatever the score was.
+// Scales, caps, and hides what a row does not see: -inf, whatever the score was.
 template <class Tr>
 __device__ __forceinline__ void mask_tile(Scores<Tr>& s, const AttendArgs& args, const Task& task,
                                           uint32_t valid, int first_token, const Lane<Tr>& at) {
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale_log2;
+        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale.factor;
+    }
+    if (args.scale.cap != 0.0f) {
+#pragma unroll
+        for (int r = 0; r < Tr::kRowBlocks; ++r) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                s[r][i / 4][i % 4] = args.scale.cap * tanhf(s[r][i / 4][i % 4]);
+            }
+        }
     }
     if (seen_by_all<Tr>(task, valid, first_token)) return;
     int limit[Tr::kRowBlocks][2];
