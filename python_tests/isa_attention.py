@@ -26,6 +26,19 @@ def results():
                 found = specdec_ext.verify_attention(*case, max_rows=7, mask=mask)
                 for name, t in zip(("out", "lse"), found, strict=True):
                     out[f"{name} of {dtype} {head_dim} {mask}"] = t
+            tree_mask, positions = oracle.random_trees(g, [*rows, 1], [*lens, 1])
+            found = specdec_ext.verify_attention(
+                *case,
+                max_rows=7,
+                mask="tree",
+                tree_mask=tree_mask,
+                positions=positions,
+                window=50,
+                softcap=0.7,
+                sinks=torch.linspace(-2, 2, 10),
+            )
+            for name, t in zip(("out", "lse"), found, strict=True):
+                out[f"{name} of {dtype} {head_dim} tree"] = t
     return out
 
 

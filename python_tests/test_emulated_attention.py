@@ -123,3 +123,58 @@ def test_streams_each_key_and_value_once(hooks, heads, max_rows, head_dim):
             assert line["sectors"] == line["ideal_sectors"], line
         if line["space"] == "shared":
             assert line["wavefronts"] == line["ideal_wavefronts"], line
+
+
+def test_B15_a_tree_mask_costs_nothing_per_place_of_the_prefix(hooks):
+    """Only tiles with rows of the pass ask for bits, and those of a row are read by its own lanes."""
+    words = torch.tensor([[1], [3], [5]], dtype=torch.int32)
+    read = []
+    for seq_len in (150, 150 + 512):
+        arguments = case([3], [seq_len], heads=2, kv_heads=1)
+        stats = hooks.stats(
+            lambda a=arguments: hooks.ops.verify_attention(
+                *a, max_rows=3, mask="tree", tree_mask=words
+            )
+        )
+        read.append(stats["tensors"]["tree_mask"]["read_bytes"])
+    assert read[0] == read[1] > 0
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_a_window_reads_nothing_before_it(hooks, mask):
+    """Keys of the window's places only, once."""
+    seq_len, rows, window = 900, 3, 100
+    arguments = case([rows], [seq_len], heads=2, kv_heads=1)
+    stats = hooks.stats(
+        lambda: hooks.ops.verify_attention(*arguments, max_rows=rows, mask=mask, window=window)
+    )
+    for name in ("k_cache", "v_cache"):
+        read = stats["tensors"][name]["read_bytes"]
+        assert read == (rows + window - 1) * 64 * 2, name
+
+
+def test_masks_over_splits(emulated):
+    """Trees, windows, caps and sinks through the second launch: the bits of one block."""
+    rows, seq_lens = [5, 3], [1100, 600]
+    arguments = case(rows, seq_lens, heads=6, kv_heads=1)
+    tree_mask, positions = oracle.random_trees(torch.Generator().manual_seed(2), rows, seq_lens)
+    options = {
+        "max_rows": 5,
+        "mask": "tree",
+        "tree_mask": tree_mask,
+        "positions": positions,
+        "softcap": 2.0,
+        "sinks": torch.linspace(-3, 3, 6),
+    }
+    for window in (-1, 700):
+        results = []
+        for multiprocessors in (1, 2, 132):
+            emulated.set("multiprocessors", multiprocessors)
+            got = emulated.ops.verify_attention(*arguments, window=window, **options)
+            results.append(got)
+        for other in results[1:]:
+            assert_same_results(other, results[0])
+        wanted = oracle.verify_attention(*arguments, window=window, **options)
+        peer = oracle.torch_peer(*arguments, window=window, **options)
+        assert_close(results[0][0], wanted[0], peer[0], what="out")
+        assert_close(results[0][1], wanted[1], peer[1], what="lse")

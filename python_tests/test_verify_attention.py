@@ -22,6 +22,8 @@ NAN, INF = float("nan"), float("inf")
 def run(backend, case, **options):
     """out and lse on the CPU. Caches keep their strides (a view moves as a view)."""
     options.setdefault("max_rows", most_rows(case))
+    for name, value in options.items():
+        options[name] = value.to(backend.device) if isinstance(value, torch.Tensor) else value
     out, lse = backend.ops.verify_attention(*(move(t, backend.device) for t in case), **options)
     return out.cpu(), lse.cpu()
 
@@ -471,7 +473,25 @@ def test_errors_name_op_argument_wanted_got(backend):
     wrong(None, None, "max_rows: wanted a number from 0 to 2.31 - 1, got -1", max_rows=-1)
     for absurd in (2**31, 2**40, 2**62, 2**63 - 1):
         wrong(None, None, f"max_rows: wanted a number .*, got {absurd}", max_rows=absurd)
-    wrong(None, None, 'mask: wanted "causal" or "full", got "tree"', mask="tree")
+    wrong(None, None, 'mask: wanted "causal", "full" or "tree", got "none"', mask="none")
+    words = torch.zeros(3, 1, dtype=torch.int32, device=backend.device)
+    wrong(None, None, 'tree_mask: wanted a tensor with mask "tree", got None', mask="tree")
+    wrong(None, None, 'tree_mask: wanted None unless mask is "tree", got a tensor', tree_mask=words)
+    for changed, message in (
+        (words.long(), "dtype int32, got int64"),
+        (words[0], r"shape \[R, W\], got \[1\]"),
+        (words[1:], r"size 3 \(R of q\) in dimension 0"),
+        (words[:, :0], r"at least 1 \(ceil\(max_rows / 32\)\) in dimension 1"),
+    ):
+        wrong(None, None, "tree_mask: wanted " + message, mask="tree", tree_mask=changed)
+    message = r"tree_mask: wanted at least 2 \(ceil\(max_rows / 32\)\) in dimension 1"
+    wrong(None, None, message, mask="tree", tree_mask=words, max_rows=33)
+    wrong(None, None, "positions: wanted dtype int32 or int64", positions=torch.zeros(3))
+    wrong(None, None, r"positions: wanted size 3 \(R of q\)", positions=words[1:, 0])
+    for window in (0, -2):
+        wrong(None, None, f"window: wanted -1 or .* above 0, got {window}", window=window)
+    message = 'positions: wanted a tensor with mask "tree" and a window, got None'
+    wrong(None, None, message, mask="tree", tree_mask=words, window=4)
     wrong(None, None, "scale: wanted a number that is finite in float32, got inf", scale=INF)
     wrong(None, None, r"scale: wanted .* finite in float32, got 1e\+39", scale=1e39)
     wrong(None, None, r"scale: wanted .* finite in float32, got nan", scale=float("nan"))

@@ -235,6 +235,11 @@ def verify_attention(
     max_rows: int,
     scale: float | None = None,
     mask: str = "causal",
+    tree_mask: Tensor | None = None,
+    positions: Tensor | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the rows of a verification pass over a paged KV cache that already holds them.
 
@@ -261,8 +266,18 @@ def verify_attention(
         max_rows: at least the largest number of rows of a request; rows past it are not computed: 0 and
             -inf.
         scale: factor of the scores; None is ``D ** -0.5``.
-        mask: "causal" (a row sees the places up to its own) or "full" (all rows of the request see
-            all its places).
+        mask: "causal" (a row sees the places up to its own), "full" (all rows of the request see all
+            its places) or "tree" (a row sees the places before the pass and the rows of tree_mask).
+        tree_mask: int32 ``[R, W]``, for "tree" only, ``32 * W >= max_rows``: bit ``j % 32`` of word
+            ``j // 32`` of a row is set where it sees row j of its request: its ancestors and itself.
+            Bits are taken literally; those of rows that the request does not have are ignored.
+        positions: int32 or int64 ``[R]``, positions of the rows for the window; None: their places.
+            A place before the pass is its own position.
+        window: a row sees only what lies at positions p with ``|p - own position| < window``; -1: no
+            window. "tree" with a window needs positions.
+        softcap: c > 0 turns every ``s_t`` into ``c * tanh(s_t / c)``; 0 does not.
+        sinks: float32 ``[Hq]``, a score per query head that is not capped and has no value: it takes part
+            in lse and in the sum of the weights of rows that see any place. -inf is no sink.
 
     Returns:
         out ``[R, Hq, Dv]`` in the dtype of q, and lse float32 ``[R, Hq]`` (natural logarithm). A row
@@ -282,6 +297,11 @@ def verify_attention(
         max_rows=max_rows,
         scale=scale,
         mask=mask,
+        tree_mask=tree_mask,
+        positions=positions,
+        window=window,
+        softcap=softcap,
+        sinks=sinks,
     )
 
 
@@ -293,9 +313,26 @@ def verify_attention(
     seq_lens="int32 [B]",
     block_table="int32 [B, P]",
     cu_rows="int32 [B+1]",
+    tree_mask="int32 [R, any]",
+    positions="index [R]",
+    sinks="float32 [Hq]",
 )
 def _verify_attention_fake(
-    q, k_cache, v_cache, block_table, cu_rows, seq_lens, *, max_rows, scale=None, mask="causal"
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    cu_rows,
+    seq_lens,
+    *,
+    max_rows,
+    scale=None,
+    mask="causal",
+    tree_mask=None,
+    positions=None,
+    window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
     rows, heads, _ = q.shape
     out = q.new_empty(rows, heads, v_cache.shape[3])

@@ -10,6 +10,8 @@ COMPACT = "csrc/kernels/compact_kv/cpu.cpp"
 ROUND = "csrc/kernels/next_round/cpu.cpp"
 ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
 PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
+MASK = "csrc/kernels/verify_attention/mask.h"
+SOFTMAX = "csrc/kernels/common/softmax.h"
 AMX = "csrc/kernels/verify_attention/cpu_amx.h"
 AMX_COPY = "csrc/kernels/verify_attention/cpu_amx_copy.h"
 VOCAB_TILE = "csrc/kernels/common/vocab_tile.h"
@@ -20,6 +22,7 @@ ROUND_TESTS = "python_tests/test_next_round.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
+MASK_TESTS = "python_tests/test_attention_masks.py"
 WALK = "csrc/kernels/common/verify_walk.h"
 TILED = "csrc/kernels/common/tiled_row.h"
 RESULTS = "csrc/kernels/common/verify_results.h"
@@ -83,6 +86,22 @@ BUGS = [
      "python_tests/test_scratch.py::fresh", "sample"),
     ("cpu-attention-sees-the-next-token", PLAN, "own + 1 : seq_len", "own + 2 : seq_len",
      ATTENTION_TESTS),
+    ("cpu-attention-window-over-places", MASK,
+     "return given ? p.positions[rows.first_row + place - rows.prefix] : place;", "return place;",
+     MASK_TESTS),
+    ("cpu-attention-window-one-too-wide", MASK, "< static_cast<uint64_t>(p.window);",
+     "<= static_cast<uint64_t>(p.window);", MASK_TESTS),
+    ("cpu-attention-word-of-the-next-row", MASK,
+     "    if (word >= p.tree_mask.size[1]) return false;\n", "", MASK_TESTS),
+    ("cpu-attention-nan-before-the-window", PLAN, "    tile.places.present = any;", "    //",
+     MASK_TESTS),
+    ("cpu-attention-window-from-segment-0", ATTENTION, "(g.first_segment + s) * kSegmentTokens;",
+     "s * kSegmentTokens;", MASK_TESTS),
+    ("cpu-attention-empty-row-sees-the-sink", ATTENTION, "p.sinks != nullptr && sum != 0.0f",
+     "p.sinks != nullptr", MASK_TESTS),
+    ("cpu-attention-sink-without-rescaling", ATTENTION, "sum == 0.0f ? 0.0f : keep / sum",
+     "sum == 0.0f ? 0.0f : 1.0f / sum", MASK_TESTS),
+    ("cpu-attention-cap-loses-the-sign", SOFTMAX, "zero - far, far)", "far, far)", MASK_TESTS),
     ("cpu-attention-max-rows-ignored", PLAN, "clamp(end - begin, 0, p.max_rows) * share",
      "(end - begin) * share", ATTENTION_TESTS),
     ("cpu-attention-row-number-of-computed-rows", PLAN, "g.row_count = end - begin;",

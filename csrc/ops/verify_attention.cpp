@@ -1,5 +1,6 @@
 // verify_attention(q [R, Hq, D], k_cache, v_cache [pages, page_size, Hkv, D | Dv],
-//                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask)
+//                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask,
+//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq])
 //   -> (out [R, Hq, Dv], lse [R, Hq])
 // Attention of the rows of a verification pass over their requests' paged KV.
 #include "verify_attention/params.h"
@@ -7,6 +8,7 @@
 #include <cmath>
 
 #include "stable/check.h"
+#include "tree.h"
 
 namespace specdec::ops {
 namespace {
@@ -26,11 +28,42 @@ void check_head_dim(const Tensor& cache, const char* name) {
     check_option(supported, kOp, name, wanted, dim);
 }
 
+void check_mask(const Tensor& q, int64_t max_rows, const std::string& mask,
+                const OptionalTensor& tree_mask, const OptionalTensor& positions, int64_t window) {
+    const bool tree = mask == "tree";
+    check_option(tree || mask == "causal" || mask == "full", kOp, "mask",
+                 "\"causal\", \"full\" or \"tree\"", "\"" + mask + "\"");
+    if (tree_mask) {
+        check_option(tree, kOp, "tree_mask", "None unless mask is \"tree\"",
+                     "a tensor with mask \"" + mask + "\"");
+        Arg(kOp, "tree_mask", *tree_mask)
+            .dims(2, "[R, W]")
+            .dtype({DType::kI32})
+            .size(0, q.size(0), "R of q")
+            .size_at_least(1, (max_rows + kMaskBits - 1) / kMaskBits, "ceil(max_rows / 32)")
+            .dense_last()
+            .same_device(q, "q");
+    }
+    check_option(!tree || tree_mask, kOp, "tree_mask", "a tensor with mask \"tree\"", "None");
+    if (positions) {
+        Arg(kOp, "positions", *positions)
+            .dims(1, "[R]")
+            .index()
+            .size(0, q.size(0), "R of q")
+            .same_device(q, "q");
+    }
+    check_option(window == -1 || window > 0, kOp, "window", "-1 or a number above 0", window);
+    check_option(!tree || window == -1 || positions, kOp, "positions",
+                 "a tensor with mask \"tree\" and a window", "None");
+}
+
 std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cache,
                                             const Tensor& v_cache, const Tensor& block_table,
                                             const Tensor& cu_rows, const Tensor& seq_lens,
                                             int64_t max_rows, std::optional<double> scale,
-                                            std::string mask) {
+                                            std::string mask, const OptionalTensor& tree_mask,
+                                            const OptionalTensor& positions, int64_t window,
+                                            double softcap, const OptionalTensor& sinks) {
     // 1. Validate.
     const Arg q_arg(kOp, "q", q);
     q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
@@ -71,11 +104,22 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
         .same_device(q, "q");
     check_option(max_rows >= 0 && max_rows <= kMaxRows, kOp, "max_rows",
                  "a number from 0 to 2^31 - 1", max_rows);
-    check_option(mask == "causal" || mask == "full", kOp, "mask", "\"causal\" or \"full\"",
-                 "\"" + mask + "\"");
+    check_mask(q, max_rows, mask, tree_mask, positions, window);
     const double score_scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(q.size(2)));
     check_option(std::isfinite(static_cast<float>(score_scale)), kOp, "scale",
                  "a number that is finite in float32", score_scale);
+    const float cap = static_cast<float>(softcap), uncapped = static_cast<float>(score_scale);
+    check_option(
+        softcap == 0.0 || (cap > 0.0f && std::isfinite(cap) && std::isfinite(uncapped / cap)), kOp,
+        "softcap", "0 or a positive number with finite scale / softcap in float32", softcap);
+    if (sinks) {
+        Arg(kOp, "sinks", *sinks)
+            .dims(1, "[Hq]")
+            .dtype({DType::kF32})
+            .size(0, q.size(1), "Hq of q")
+            .dense()
+            .same_device(q, "q");
+    }
 
     // 2. Allocate.
     Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());
@@ -94,8 +138,15 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
     p.dtype = q_arg.type();
     p.batch = batch;
     p.max_rows = max_rows;
-    p.scale = static_cast<float>(score_scale);
-    p.mask = mask == "causal" ? AttentionMask::kCausal : AttentionMask::kFull;
+    p.scale = uncapped;
+    p.softcap = cap;
+    if (sinks) p.sinks = static_cast<const float*>(launch.in_data("sinks", *sinks));
+    p.mask = mask == "causal" ? AttentionMask::kCausal
+             : mask == "full" ? AttentionMask::kFull
+                              : AttentionMask::kTree;
+    if (tree_mask) p.tree_mask = launch.in<2>("tree_mask", *tree_mask).as<const int32_t>();
+    if (positions && window > 0) p.positions = launch.index("positions", *positions);
+    p.window = window > 0 ? window : 0;
     p.out = launch.out<3>("out", out);
     p.lse = static_cast<float*>(launch.out_data("lse", lse));
 #if !defined(SPECDEC_BACKEND_CPU)

@@ -17,7 +17,7 @@ def call(backend, q, k_cache, v_cache, table, cu_rows, seq_lens, **options):
     return out.cpu(), lse.cpu()
 
 
-@pytest.mark.parametrize("mask", ["causal", "full"])
+@pytest.mark.parametrize("mask", ["causal", "full", "tree"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kv_len, page_size", [(5, 4), (133, 64), (133, 256), (513, 256)])
 @pytest.mark.parametrize("rows", [1, 4])
@@ -39,6 +39,7 @@ def test_F01_padding_lanes_take_no_part(backend, mask, dtype, kv_len, page_size,
         [kv_len],
         max_rows=rows,
         mask=mask,
+        tree_mask=torch.full((rows, 1), -1).int().to(backend.device) if mask == "tree" else None,
     )
     assert_same(out, torch.ones_like(out))
     seen = [kv_len - rows + i + 1 if mask == "causal" else kv_len for i in range(rows)]
@@ -88,15 +89,100 @@ def test_F08_B10_calls_share_no_state(backend):
         on = [t.to(backend.device) for t in case]
         return [t.cpu() for t in backend.ops.verify_attention(*on, max_rows=4, mask=mask)]
 
+    def windowed():
+        on = [t.to(backend.device) for t in drafter]
+        got = backend.ops.verify_attention(*on, max_rows=3, mask="full", window=4)
+        return [t.cpu() for t in got]
+
+    four = windowed()
     first = run(target, "causal")
     full = run(drafter, "full")
     for got, wanted in zip(run(target, "causal"), first, strict=True):
         assert_same(got, wanted)
     for got, wanted in zip(run(drafter, "full"), full, strict=True):
         assert_same(got, wanted)
+    for got, wanted in zip(windowed(), four, strict=True):
+        assert_same(got, wanted)
     causal = run(drafter, "causal")
     assert (causal[1][0] < full[1][0]).all()  # row 0 sees two places fewer
     assert_same(causal[0][2], full[0][2])  # the last row sees the same
+
+
+def words_of(parents, num_words=1):
+    words = torch.tensor(oracle.ancestor_words(parents, num_words), dtype=torch.int64)
+    return (words - (words >> 31 << 32)).int()
+
+
+def test_B10_causal_after_a_tree_is_causal(backend):
+    """A causal call after a tree call still used the tree's mask."""
+    case = oracle.random_case(torch.Generator().manual_seed(3), [4], [12])
+    on = [t.to(backend.device) for t in case]
+    first = backend.ops.verify_attention(*on, max_rows=4)
+    words = words_of([-1, 0, 0, 2]).to(backend.device)
+    tree = backend.ops.verify_attention(*on, max_rows=4, mask="tree", tree_mask=words)
+    second = backend.ops.verify_attention(*on, max_rows=4, tree_mask=None)
+    for got, wanted in zip(second, first, strict=True):
+        assert_same(got.cpu(), wanted.cpu())
+    assert (tree[0][3] != first[0][3]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_B06_B13_a_window_follows_positions(backend, dtype, scattered):
+    """Siblings share a position (prefix + depth). With W = 4 node 3 sees places 5, 6, 8, 9, whose mean
+    is 7; a window over places would show 6, 8, 9."""
+    pages = [4, 0, 7, 2, 9, 1, 3, 8, 6, 5] if scattered else list(range(10))
+    q = torch.zeros(4, 1, 64, dtype=dtype)
+    k_cache = torch.zeros(10, 1, 1, 64, dtype=dtype)
+    v_cache = torch.empty(10, 1, 1, 64, dtype=dtype)
+    v_cache[pages] = torch.arange(10.0).to(dtype)[:, None, None, None].expand(10, 1, 1, 64)
+    out, lse = call(
+        backend,
+        q,
+        k_cache,
+        v_cache,
+        [pages],
+        [0, 4],
+        [10],
+        max_rows=4,
+        mask="tree",
+        tree_mask=words_of([-1, 0, 0, 2]).to(backend.device),
+        positions=torch.tensor([6, 7, 7, 8], device=backend.device),
+        window=4,
+    )
+    wanted = torch.tensor([(3 + 4 + 5 + 6) / 4, (4 + 5 + 6 + 7) / 4, (4 + 5 + 6 + 8) / 4, 7.0])
+    assert_same(out[:, 0, 0], wanted.to(dtype))
+    assert_close(lse, torch.full_like(lse, 4.0).double().log(), what="lse")
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 8, 9, 31, 32, 33, 64, 65])
+def test_B09_every_request_has_its_own_bits(backend, nodes):
+    """Bits of the second request were looked up at the wrong offset: it comes after trees of every width."""
+    g = torch.Generator().manual_seed(nodes)
+    rows, lens = [nodes, 4], [nodes + 2, 6]
+    case = oracle.random_case(g, rows, lens, heads=2, kv_heads=1)
+    words = torch.cat([words_of([i // 2 - 1 for i in range(n)], 3) for n in rows])
+    on = [t.to(backend.device) for t in case]
+    options = {"max_rows": nodes + 4, "mask": "tree"}
+    got = backend.ops.verify_attention(*on, tree_mask=words.to(backend.device), **options)
+    wanted = oracle.verify_attention(*case, tree_mask=words, **options)
+    peer = oracle.torch_peer(*case, tree_mask=words, **options)
+    for name, ours, exact, torchs in zip(("out", "lse"), got, wanted, peer, strict=True):
+        assert_close(ours, exact, torchs, what=name)
+
+
+@pytest.mark.parametrize("max_rows, words", [(1, 0), (33, 1), (65, 2), (256, 7)])
+def test_B08_F10_a_mask_that_is_too_narrow_is_an_error(backend, max_rows, words):
+    """No broadcasting, no truncation, nothing read behind the mask."""
+    case = oracle.random_case(torch.Generator().manual_seed(1), [1], [7])
+    on = [t.to(backend.device) for t in case]
+    narrow = torch.zeros(1, words, dtype=torch.int32, device=backend.device)
+    message = rf"verify_attention: tree_mask: wanted at least {words + 1} \(ceil"
+    with pytest.raises(RuntimeError, match=message):
+        backend.ops.verify_attention(*on, max_rows=max_rows, mask="tree", tree_mask=narrow)
+    with pytest.raises(RuntimeError, match=r"tree_mask: wanted size 1 \(R of q\)"):
+        wide = torch.zeros(2, 8, dtype=torch.int32, device=backend.device)
+        backend.ops.verify_attention(*on, max_rows=max_rows, mask="tree", tree_mask=wide)
 
 
 def test_J08_padded_rows_and_requests(backend):

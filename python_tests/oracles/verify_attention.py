@@ -5,15 +5,37 @@ import math
 import torch
 
 
-def visible_places(row, rows, seq_len, mask, block_table_row, page_size, num_pages):
-    """Places of a request that its row number `row` of `rows` sees, in ascending order."""
-    last = seq_len - rows + row if mask == "causal" else seq_len - 1
-    places = []
-    for place in range(max(last + 1, 0)):
-        column = place // page_size
-        if column < len(block_table_row) and 0 <= block_table_row[column] < num_pages:
-            places.append(place)
-    return places
+def sees(row, place, prefix, mask, tree_mask, positions, window):
+    """Whether row `row` of a request sees this place of it. tree_mask and positions: of its rows."""
+    other = place - prefix  # a row of the pass, or negative
+
+    def position(row):
+        return positions[row] if positions is not None and row >= 0 else prefix + row
+
+    if mask == "causal" and other > row:
+        return False
+    if mask == "tree" and other >= 0:
+        words = tree_mask[row]
+        if other // 32 >= len(words) or not words[other // 32] >> other % 32 & 1:
+            return False
+    return window < 0 or abs(position(row) - position(other)) < window
+
+
+def visible_places(b, table, cu_rows, seq_lens, num_rows, page_size, num_pages, **masks):
+    """For every row of request b: its index in q and the places that it sees, in ascending order."""
+    begin, end = rows_of(cu_rows, b, num_rows)
+    own = {
+        name: t[begin:end].tolist() if isinstance(t, torch.Tensor) else t
+        for name, t in masks.items()
+    }
+    shown = [
+        place
+        for place in range(min(max(seq_lens[b], 0), len(table[b]) * page_size))
+        if 0 <= table[b][place // page_size] < num_pages
+    ]
+    prefix = seq_lens[b] - (end - begin)
+    for row in range(end - begin):
+        yield begin + row, [place for place in shown if sees(row, place, prefix, **own)]
 
 
 def rows_of(cu_rows, b, num_rows):
@@ -22,7 +44,21 @@ def rows_of(cu_rows, b, num_rows):
 
 
 def verify_attention(
-    q, k_cache, v_cache, block_table, cu_rows, seq_lens, *, max_rows, scale=None, mask="causal"
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    cu_rows,
+    seq_lens,
+    *,
+    max_rows,
+    scale=None,
+    mask="causal",
+    tree_mask=None,
+    positions=None,
+    window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
     """out and lse, both float64."""
     num_rows, heads, head_dim = q.shape
@@ -31,12 +67,10 @@ def verify_attention(
     out = torch.zeros(num_rows, heads, v_dim, dtype=torch.float64)
     lse = torch.full((num_rows, heads), -math.inf, dtype=torch.float64)
     table, cu_rows, seq_lens = block_table.tolist(), cu_rows.tolist(), seq_lens.tolist()
-    for b, seq_len in enumerate(seq_lens):
-        begin, end = rows_of(cu_rows, b, num_rows)
-        for row in range(begin, end):
-            places = visible_places(
-                row - begin, end - begin, seq_len, mask, table[b], page_size, num_pages
-            )
+    masks = dict(mask=mask, tree_mask=tree_mask, positions=positions, window=window)
+    sizes = (num_rows, page_size, num_pages)
+    for b in range(len(seq_lens)):
+        for row, places in visible_places(b, table, cu_rows, seq_lens, *sizes, **masks):
             if not places:
                 continue
             pages = [table[b][place // page_size] for place in places]
@@ -46,29 +80,45 @@ def verify_attention(
             for kv_head in range(kv_heads):
                 share = slice(kv_head * group, (kv_head + 1) * group)
                 scores = q[row, share].double() @ keys[:, kv_head].T * scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
                 lse[row, share] = torch.logsumexp(scores, 1)
+                if sinks is not None:
+                    lse[row, share] = torch.logaddexp(lse[row, share], sinks[share].double())
                 weights = torch.exp(scores - lse[row, share, None])
                 out[row, share] = weights @ values[:, kv_head]
     return out, lse
 
 
 def torch_peer(
-    q, k_cache, v_cache, block_table, cu_rows, seq_lens, *, max_rows, scale=None, mask="causal"
+    q,
+    k_cache,
+    v_cache,
+    block_table,
+    cu_rows,
+    seq_lens,
+    *,
+    max_rows,
+    scale=None,
+    mask="causal",
+    tree_mask=None,
+    positions=None,
+    window=-1,
+    softcap=0.0,
+    sinks=None,
 ):
-    """The same by torch: scaled_dot_product_attention on the gathered keys and values, at the dtype
-    of q, and logsumexp of float32 scores. Its error against the oracle is what ours is measured by."""
+    """The same by torch: scaled_dot_product_attention (with a soft cap or sinks, its steps) on the
+    gathered keys and values, at the dtype of q, and logsumexp of float32 scores. Its error against the oracle is what ours is measured by."""
     num_rows, heads, head_dim = q.shape
     num_pages, page_size, kv_heads, v_dim = v_cache.shape
     scale = head_dim**-0.5 if scale is None else scale
     out = torch.zeros(num_rows, heads, v_dim, dtype=q.dtype)
     lse = torch.full((num_rows, heads), -math.inf)
     table, cu_rows, seq_lens = block_table.tolist(), cu_rows.tolist(), seq_lens.tolist()
-    for b, seq_len in enumerate(seq_lens):
-        begin, end = rows_of(cu_rows, b, num_rows)
-        for row in range(begin, end):
-            places = visible_places(
-                row - begin, end - begin, seq_len, mask, table[b], page_size, num_pages
-            )
+    masks = dict(mask=mask, tree_mask=tree_mask, positions=positions, window=window)
+    sizes = (num_rows, page_size, num_pages)
+    for b in range(len(seq_lens)):
+        for row, places in visible_places(b, table, cu_rows, seq_lens, *sizes, **masks):
             if not places:
                 continue
             pages = [table[b][place // page_size] for place in places]
@@ -78,7 +128,15 @@ def torch_peer(
             values = v_cache[pages, offsets].transpose(0, 1).repeat_interleave(group, 0)
             queries = q[row][:, None]
             scores = torch.bmm(queries.float(), keys.float().mT)[:, 0] * scale
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
             lse[row] = torch.logsumexp(scores, 1)
+            if sinks is not None:
+                lse[row] = torch.logaddexp(lse[row], sinks)
+            if softcap or sinks is not None:
+                weights = torch.exp(scores - lse[row, :, None]).to(q.dtype)
+                out[row] = torch.bmm(weights[:, None], values)[:, 0]
+                continue
             out[row] = torch.nn.functional.scaled_dot_product_attention(
                 queries[None], keys[None], values[None], scale=scale
             )[0, :, 0]
@@ -132,3 +190,31 @@ def random_case(
         cu_rows.int(),
         torch.tensor(seq_lens, dtype=torch.int32),
     )
+
+
+def ancestor_words(parents, num_words):
+    """Rows of a tree mask of one request: bit j of row i is set where j is i or an ancestor of it."""
+    rows = []
+    for i, parent in enumerate(parents):
+        words = list(rows[parent]) if parent >= 0 else [0] * num_words
+        words[i // 32] |= 1 << i % 32
+        rows.append(words)
+    return rows
+
+
+def random_trees(generator, rows, seq_lens, num_words=None):
+    """tree_mask and positions of one random tree per request, with garbage in the bits behind it."""
+    num_words = num_words or -(-max(rows) // 32)
+    masks, positions = [], []
+    for count, seq_len in zip(rows, seq_lens, strict=True):
+        parents, depth = [], []
+        for i in range(count):
+            parent = int(torch.randint(i, (1,), generator=generator)) if i else -1
+            parents.append(parent)
+            depth.append(depth[parent] + 1 if i else 0)
+        junk = ~((1 << count) - 1)
+        for words in ancestor_words(parents, num_words):
+            masks.append([word | junk >> 32 * n & 0xFFFFFFFF for n, word in enumerate(words)])
+        positions += [seq_len - count + d for d in depth]
+    words = torch.tensor(masks, dtype=torch.int64).reshape(-1, num_words)
+    return (words - (words >> 31 << 32)).int(), torch.tensor(positions, dtype=torch.int64)

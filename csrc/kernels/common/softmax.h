@@ -40,6 +40,24 @@ SPECDEC_SIMD V16 exp2_nonpositive(V16 x) {
     return x;
 }
 
+// tanh x, relative error below 5e-7; -1 and 1 at the infinities; NaN stays NaN. Near 0 it is the
+// series, as the low bits of 1 - e^(-2 |x|) are lost there.
+template <class V>
+SPECDEC_SIMD V tanh(V x) {
+    constexpr float kMinusTwoLog2E = -2.88539008177792681f;
+    const V zero = spread<V>(0.0f), one = spread<V>(1.0f);
+    const V size = select(x < zero, zero - x, x);
+    const V e = exp2_nonpositive(size * spread<V>(kMinusTwoLog2E));
+    const V far = (one - e) / (one + e);
+    const V square = x * x;
+    V p = spread<V>(62.0f / 2835.0f);
+    p = fma(p, square, spread<V>(-17.0f / 315.0f));
+    p = fma(p, square, spread<V>(2.0f / 15.0f));
+    p = fma(p, square, spread<V>(-1.0f / 3.0f));
+    const V near = fma(p * square, x, x);
+    return select(size < spread<V>(0.25f), near, select(x < zero, zero - far, far));
+}
+
 // --- Softmax rows: 2^(d * c) for d * c <= 0 --------------------------------------------------------
 // d * c = n + j / 8 + f with |f| <= 1/16: 2^f is a polynomial of degree 3, 2^(n + j/8) comes from a
 // table of eight and an addition to its exponent. That leaves few enough steps that a row costs about

@@ -24,7 +24,7 @@ Status launch_attend(const VerifyAttentionParams& p, const AttendPlan& plan, Str
         "fits every architecture of the build");
     AttendArgs args;
     args.p = p;
-    args.scale_log2 = p.scale * 1.44269504088896341f;
+    args.scale = logit_scale(p);
     args.aligned = rows_aligned(p.q, 2) && rows_aligned(p.k_cache, 2) && rows_aligned(p.v_cache, 2);
     args.partials.values = static_cast<float*>(p.scratch);
     args.partials.sums =

@@ -29,14 +29,15 @@ namespace {
 struct Work {
     Buffers buffers;
     float *folded, *segment;    // a State per head
-    int64_t places[kWideRows];  // that each row sees
+    int64_t places[kWideRows];  // the limit of each row
 };
 
-// One segment, into a State per head.
+// Segment s of the group's, into a State per head.
 template <class T>
 void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t s,
                  float* states) {
-    const int64_t begin = s * kSegmentTokens, width = state_width(p.v_cache.size[3]);
+    const int64_t begin = (g.first_segment + s) * kSegmentTokens;
+    const int64_t width = state_width(p.v_cache.size[3]);
     int found = 0;
     for (; found <= kSegmentTiles && begin + found * kTile < g.limit; ++found) {
         find_tile(p, g, w.places, begin + found * kTile, w.buffers.tile[found]);
@@ -54,19 +55,25 @@ void begin_group(const VerifyAttentionParams& p, const Group& g, Work& w) {
     for (int64_t h = 0; h < g.heads; ++h) load_queries<T>(p, g, h, w.buffers);
 }
 
-// Writes out and lse of the rows of one head.
+// Writes out and lse of the rows of one head. A sink is a key without a value.
 template <class T>
 void finish(const VerifyAttentionParams& p, const Group& g, int64_t h, const State& state) {
     const View<T, 3> out = p.out.as<T>();
     const int64_t v_dim = out.size[2];
     for (int m = 0; m < g.rows; ++m) {
         const int64_t row = g.row(m), head = g.query_head(h, m);
-        const float sum = state.sum[m];
-        const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        store_out(g, state, m, inverse, v_dim, out.at(row, head));
+        float sum = state.sum[m], max = state.max[m], keep = 1.0f;
+        if (p.sinks != nullptr && sum != 0.0f) {
+            const float sink = p.sinks[head] * kLog2E;
+            const float top = std::max(max, sink);
+            keep = std::exp2(max - top);
+            sum = sum * keep + std::exp2(sink - top);
+            max = top;
+        }
+        store_out(g, state, m, sum == 0.0f ? 0.0f : keep / sum, v_dim, out.at(row, head));
         p.lse[row * out.size[1] + head] =
             sum == 0.0f ? -__builtin_inff()
-                        : static_cast<float>(state.max[m] * kLn2 + std::log(double{sum}));
+                        : static_cast<float>(max * kLn2 + std::log(double{sum}));
     }
 }
 

@@ -246,7 +246,7 @@ struct AmxTile {
     const TileView& view;
     int64_t head_dim, v_dim;
     int lanes;
-    float scale;
+    LogitScale scale;
     const bf16* queries;
     const Rows<bf16>&k, &v, &next_k;
 };
@@ -366,7 +366,7 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
             }
             v.find(v_cache, g.head + h, view.places);
             const bf16* queries = w.queries + h * g.lanes * whole_tiles(head_dim);
-            const AmxTile t{view,    head_dim,    v_dim, g.lanes, p.scale * kLog2E,
+            const AmxTile t{view,    head_dim,    v_dim, g.lanes, logit_scale(p),
                             queries, k[1 - slot], v,     k[slot]};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
             if (tile + 1 == found) continue;

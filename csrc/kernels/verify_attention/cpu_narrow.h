@@ -148,12 +148,13 @@ SPECDEC_SIMD I16 visible_lanes(uint64_t visible, int strip) {
 }
 
 // Scores to weights: online softmax of a row over this tile. Returns what earlier sums are scaled by.
-SPECDEC_SIMD float soften_row(float* scores, uint64_t visible, float scale, float* max_so_far,
+SPECDEC_SIMD float soften_row(float* scores, uint64_t visible, LogitScale scale, float* max_so_far,
                               float* sum_so_far) {
     V16 t[kKeyStrips];
 #pragma GCC unroll 4
     for (int n = 0; n < kKeyStrips; ++n) {
-        t[n] = logit(load(scores + n * kLanes), scale);
+        t[n] = load(scores + n * kLanes) * set1(scale.factor);
+        if (scale.cap != 0.0f) t[n] = soft_cap(t[n], scale.cap);
         if (visible != kAllKeys) {
             t[n] = select(visible_lanes(visible, n), t[n], set1(-__builtin_inff()));
         }
@@ -177,7 +178,7 @@ SPECDEC_SIMD float soften_row(float* scores, uint64_t visible, float scale, floa
 // Weights of a tile of one head.
 template <int Rows, class T>
 void score_narrow_tile(const float* queries, const T* const* keys, int64_t head_dim, int count,
-                       const uint64_t* visible, float scale, const State& state, float* scores,
+                       const uint64_t* visible, LogitScale scale, const State& state, float* scores,
                        float* decay, Prefetch& ahead) {
     for (int key = 0; key < count; key += kLanes) {
         score_strip<Rows>(queries, keys + key, head_dim, scores + key, ahead);

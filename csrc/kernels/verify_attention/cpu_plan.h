@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu_tile.h"
+#include "mask.h"
 #include "rows.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -26,9 +27,10 @@ struct Group {
     int64_t row_begin, row_count;  // of the request, in q and out, also past max_rows
     int64_t first;
     int rows;
-    int lanes;         // rows that there is memory for
-    int64_t limit;     // places that its last row sees: nothing behind is read
-    int64_t segments;  // units of the group
+    int lanes;              // rows that there is memory for
+    int64_t limit;          // places that its last row sees: nothing behind is read
+    int64_t first_segment;  // the first one with a place that any row sees
+    int64_t segments;       // units of the group
     int64_t first_unit;
     int64_t cost;  // of one unit
     float* partials =
@@ -52,12 +54,28 @@ inline int64_t clamp(int64_t x, int64_t low, int64_t high) {
     return x < low ? low : x > high ? high : x;
 }
 
-// Places that packed row m of the group sees: 0 .. result-1 (as far as their pages exist).
+inline PassRows pass_rows(const VerifyAttentionParams& p, const Group& g) {
+    return {g.row_begin, p.seq_lens[g.request] - g.row_count};
+}
+
+// Packed row m of the group sees places of 0 .. result-1 only: all whose pages exist, but for
+// has_holes().
 inline int64_t visible_places(const VerifyAttentionParams& p, const Group& g, int64_t m) {
     const int64_t width = p.block_table.size[1] * p.k_cache.size[1];
     const int64_t seq_len = p.seq_lens[g.request];
     const int64_t own = seq_len - g.row_count + g.row(m) - g.row_begin;  // the row's own place
     return clamp(p.mask == AttentionMask::kCausal ? own + 1 : seq_len, 0, width);
+}
+
+// The first place that any row of the group may see.
+inline int64_t first_place(const VerifyAttentionParams& p, const Group& g) {
+    if (p.window == 0) return 0;
+    const PassRows rows = pass_rows(p, g);
+    int64_t first = rows.prefix > 0 ? rows.prefix : 0;
+    for (int64_t row = g.row(0); row <= g.row(g.rows - 1); ++row) {
+        first = std::min(first, prefix_window(p, rows, row - g.row_begin).begin);
+    }
+    return first;
 }
 
 // Rows that see nothing, belong to no request or are past max_rows.
@@ -90,7 +108,9 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
         g.rows = static_cast<int>(bound(i + 1) - g.first);
         g.lanes = g.narrow() ? g.rows : (g.rows + kNativeLanes - 1) / kNativeLanes * kNativeLanes;
         g.limit = visible_places(p, g, g.rows - 1);
-        g.segments = (g.limit + kSegmentTokens - 1) / kSegmentTokens;
+        g.first_segment = first_place(p, g) / kSegmentTokens;
+        const int64_t last_segment = (g.limit + kSegmentTokens - 1) / kSegmentTokens;
+        g.segments = std::max<int64_t>(last_segment - g.first_segment, 0);
         const int64_t bytes = kTile * (width / 2) * dtype_size(p.dtype);
         const int64_t fit = g.narrow() ? kNarrowBytes / bytes : kGroupFloats / (g.lanes * width);
         const int64_t most = clamp(fit, 1, step);
@@ -98,7 +118,8 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
             g.heads = clamp(kv_heads - g.head, 1, most);
             g.first_unit = plan.units;
             // Widening a tile costs about as much as multiplying it with a few rows.
-            const int64_t places = g.segments > 0 ? g.limit / g.segments + 1 : 0;
+            const int64_t places =
+                g.segments > 0 ? std::min(g.limit / g.segments + 1, int64_t{kSegmentTokens}) : 0;
             g.cost = g.heads * places * (g.narrow() ? 12 : g.lanes + 4) * width;
             plan.units += g.segments;
             plan.cost += g.segments * g.cost;
@@ -163,17 +184,40 @@ struct TileView {
     bool same;                    // every row sees all of these
 };
 
-// places: that each packed row sees.
+// Those of `keys`, a tile's from place `first` on, that row i of the request sees.
+inline uint64_t without_holes(const VerifyAttentionParams& p, const PassRows& rows, int64_t i,
+                              int64_t first, uint64_t keys) {
+    const uint64_t of_prefix = first_keys(rows.prefix - first);
+    const PlaceRange window = prefix_window(p, rows, i);
+    uint64_t seen =
+        keys & of_prefix & first_keys(window.end - first) & ~first_keys(window.begin - first);
+    for (uint64_t left = keys & ~of_prefix; left != 0; left &= left - 1) {
+        const int key = __builtin_ctzll(left);
+        if (sees_place(p, rows, i, first + key)) seen |= uint64_t{1} << key;
+    }
+    return seen;
+}
+
+// places: the limit of each packed row.
 inline void find_tile(const VerifyAttentionParams& p, const Group& g, const int64_t* places,
                       int64_t first, TileView& tile) {
     find_places(p, g.request, first, g.limit, tile.places);
+    const PassRows rows = pass_rows(p, g);
+    const bool holes = has_holes(p);
     uint64_t any = 0, all = kAllKeys;
     for (int m = 0; m < g.rows; ++m) {
         tile.visible[m] = tile.places.present & first_keys(places[m] - first);
+        if (holes && m > 0 && g.row(m) == g.row(m - 1)) {
+            tile.visible[m] = tile.visible[m - 1];
+        } else if (holes) {
+            const int64_t i = g.row(m) - g.row_begin;
+            tile.visible[m] = without_holes(p, rows, i, first, tile.visible[m]);
+        }
         any |= tile.visible[m];
         all &= tile.visible[m];
     }
     for (int m = g.rows; m < g.lanes; ++m) tile.visible[m] = tile.visible[g.rows - 1];
+    tile.places.present = any;  // what nobody sees is not read, NaN or not
     tile.count = any == 0 ? 0 : kTile - __builtin_clzll(any);
     tile.same = all == any && any == first_keys(tile.count);
 }

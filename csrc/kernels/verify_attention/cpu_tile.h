@@ -28,10 +28,10 @@ SPECDEC_SIMD uint64_t first_keys(int64_t count) {
     return count <= 0 ? 0 : count >= kTile ? kAllKeys : (uint64_t{1} << count) - 1;
 }
 
-// From the product q . k to the logit in powers of two; `scale` has log2(e) in it.
+// Of LogitScale: `scaled` is factor * score.
 template <class V>
-SPECDEC_SIMD V logit(V score, float scale) {
-    return score * spread<V>(scale);
+SPECDEC_SIMD V soft_cap(V scaled, float cap) {
+    return spread<V>(cap) * tanh(scaled);
 }
 
 // What a finite maximum is subtracted as: with none yet, 2^(-inf - 0) = 0 is what is wanted.

@@ -72,7 +72,7 @@ struct WideTile {
     const Rows<T>&next_k, &next_v;  // of the one that comes next
     int64_t head_dim, v_dim;
     const TileView& view;
-    float scale;
+    LogitScale scale;
     const float* queries;
     float *keys, *values, *scores;
 };
@@ -132,7 +132,7 @@ __attribute__((noinline)) void score_block(const WideTile<T>& t, int64_t first, 
     for (int n = 0; n < N; ++n) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            store(scores + (n * V + v) * kNativeLanes, logit(acc[n][v], t.scale));
+            store(scores + (n * V + v) * kNativeLanes, acc[n][v] * spread<Native>(t.scale.factor));
         }
     }
 }
@@ -155,11 +155,11 @@ struct SeenKeys {
 // Of the rows and keys of a tile, [64 keys][lanes].
 struct Logits {
     float* scores;
-    float scale;
+    LogitScale scale;
     const TileView& view;
 };
 
-// Logits (raw scores where Raw) to weights: online softmax of a vector of rows over this tile. Returns what
+// Logits before the cap (raw scores where Raw) to weights: online softmax of a vector of rows over this tile. Returns what
 // earlier sums are scaled by. The sum over keys is the tree of sum_lanes over (k, k + 16, k + 32, k + 48).
 template <int V, bool Raw>
 SPECDEC_SIMD Native soften(const Logits& t, int v, const State& state) {
@@ -168,7 +168,11 @@ SPECDEC_SIMD Native soften(const Logits& t, int v, const State& state) {
     const Native none = spread<Native>(-__builtin_inff());
     for (int key = 0; Raw && key < kTile; ++key) {
         float* at = scores + key * kStep;
-        store(at, logit(load_native(at), t.scale));
+        store(at, load_native(at) * spread<Native>(t.scale.factor));
+    }
+    for (int key = 0; t.scale.cap != 0.0f && key < kTile; ++key) {
+        float* at = scores + key * kStep;
+        store(at, soft_cap(load_native(at), t.scale.cap));
     }
     if (!t.view.same || t.view.count < kTile) {
         const SeenKeys seen(t.view.visible + v * kNativeLanes);

@@ -1,6 +1,7 @@
 // verify_attention on CUDA, for row j of a request, query head h and the KV head of h:
 //   s_t = scale q . k_t over the visible places t,  out = sum_t exp(s_t - lse) v_t,
-//   lse = log sum_t exp(s_t).
+//   lse = log sum_t exp(s_t). With a soft cap c, s_t becomes c tanh(s_t / c); a sink is one more s_t
+//   without a v_t.
 //
 // bf16 and fp16 (kernel.cuh, steps.cuh): tensor cores, fp32 sums, P rounded to the element type.
 //   Rows of a request that share a KV head are packed, M = rows x group, in tiles of 16, 32 or 64.
@@ -41,7 +42,7 @@ Status launch_simt(const VerifyAttentionParams& p, Stream stream) {
     cfg.grid = dim3(static_cast<unsigned>(p.q.size[0] * p.q.size[1]));
     cfg.block = dim3(Tr::kThreads);
     cfg.stream = stream;
-    return cu::launch(cfg, verify_attention_simt_kernel<Tr>, p, p.scale * 1.44269504088896341f);
+    return cu::launch(cfg, verify_attention_simt_kernel<Tr>, p, logit_scale(p));
 }
 
 int num_sms(const VerifyAttentionParams& p) {

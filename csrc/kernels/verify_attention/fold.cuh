@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernel.h"
+#include "params.h"
 
 namespace specdec::cuda {
 
@@ -62,6 +63,18 @@ __device__ __forceinline__ SoftmaxSum merge_parts(const SoftmaxSum (&part)[kPart
         l = fmaf(part[i].l, weight[i], l);
     }
     return SoftmaxSum{m, l};
+}
+
+// Adds the sink of a head, a key without a value, to a whole sum that is not empty. What the values of
+// the sum are multiplied by for it.
+__device__ __forceinline__ float add_sink(const VerifyAttentionParams& p, int head,
+                                          SoftmaxSum& sum) {
+    if (p.sinks == nullptr || sum.l == 0.0f) return 1.0f;
+    const float sink = p.sinks[head] * kLog2E;
+    const float m = fmaxf(sum.m, sink);
+    const float keep = ptx::ex2(sum.m - m);
+    sum = SoftmaxSum{m, fmaf(sum.l, keep, ptx::ex2(sink - m))};
+    return keep;
 }
 
 // Natural log of the sum of exp(score); -inf without a key.

@@ -136,12 +136,12 @@ __device__ __forceinline__ void merge_segment(const Sums<Tr>& sums, Owned<Tr>& o
 
 // --- Epilogue ----------------------------------------------------------------------------------------
 
-// Four columns of a row of `out`. Adding +0 makes zeros positive: the sign of an empty sum would
+// Four columns of a row of `out`, times `keep` (see add_sink). Adding +0 makes zeros positive: the sign of an empty sum would
 // otherwise tell how many fully masked tiles went by.
 template <class T>
 __device__ __forceinline__ void write_quad(T* target, float a, float b, float c, float d,
-                                           SoftmaxSum sum) {
-    const float inverse = sum.l == 0.0f ? 0.0f : 1.0f / sum.l;
+                                           float keep, SoftmaxSum sum) {
+    const float inverse = sum.l == 0.0f ? 0.0f : keep / sum.l;
     *reinterpret_cast<uint2*>(target) = make_uint2(pack<T>(a * inverse + 0.0f, b * inverse + 0.0f),
                                                    pack<T>(c * inverse + 0.0f, d * inverse + 0.0f));
 }
@@ -162,13 +162,15 @@ __device__ __forceinline__ void write_result(const VerifyAttentionParams& p, con
     using T = typename Tr::T;
     const int64_t index = result_index(p, item, item.row_block * Tr::kRows + owned.row());
     if (index < 0) return;
+    SoftmaxSum sum = owned.sum;
+    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
     T* target = static_cast<T*>(p.out.data) + index * Tr::kValueDim + owned.column();
 #pragma unroll
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
         const float* o = owned.o[slice];
-        write_quad(target + slice * Tr::kSliceColumns, o[0], o[1], o[2], o[3], owned.sum);
+        write_quad(target + slice * Tr::kSliceColumns, o[0], o[1], o[2], o[3], keep, sum);
     }
-    if (owned.column() == 0) p.lse[index] = log_sum_exp(owned.sum);
+    if (owned.column() == 0) p.lse[index] = log_sum_exp(sum);
 }
 
 template <class Tr>
@@ -203,8 +205,7 @@ __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& ite
             : args.partials.segment_slot(static_cast<int>(blockIdx.x), index - range_begin);
     task.first = static_cast<int>(index - item.first);
     task.last = static_cast<int>(task.stop - item.first);
-    task.limit = row_limit<Tr>(args.p, item, Tr::kRows - 1);
-    task.seen_by_all = row_limit<Tr>(args.p, item, 0);
+    find_reach<Tr>(args.p, task);
     const int tiles = task.limit < 1 ? 0 : (task.limit - 1) / kTileTokens + 1;
     task.end_tile = min(task.last * kTilesPerSegment, tiles);
 }
@@ -216,7 +217,8 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
     constexpr int kStages = Tr::kStages, kTilesPerSegment = kSegmentTokens / kTileTokens;
     constexpr int kPending = 2 * kStages - 2;  // groups that may be in flight behind the one needed
     const VerifyAttentionParams& p = args.p;
-    int tile = task.first * kTilesPerSegment;
+    // Segments that no row sees stay empty.
+    int tile = max(task.first, task.begin / kSegmentTokens) * kTilesPerSegment;
 
     // Fill the ring: all stages of K, all but one of V.
     KvStream<Tr> stream;

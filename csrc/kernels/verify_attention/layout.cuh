@@ -12,8 +12,8 @@ namespace specdec::cuda {
 
 struct AttendArgs {
     VerifyAttentionParams p;
-    float scale_log2;  // p.scale * log2(e)
-    bool aligned;      // rows of q and of both caches start at multiples of 16 bytes
+    LogitScale scale;
+    bool aligned;  // rows of q and of both caches start at multiples of 16 bytes
     PartialStore partials;
 };
 
@@ -176,19 +176,53 @@ struct Task {
     int first, last;                 // segments
     int end_tile;                    // first tile without a place that any row sees
     int limit;                       // places from here on are seen by no row
-    int seen_by_all;                 // places below this are seen by every row
+    int begin;                       // places below this are seen by no row
+    int all_begin, all_end;          // places that every row sees
 };
 
 __device__ __forceinline__ int packed_rows(const VerifyAttentionParams& p, const Item& item) {
     return item.request.rows * group_size(p);
 }
 
-// Visible places of a row of the tile; padding rows see what the last row sees.
+// Number in its request of a row of the tile; padding rows see what the last row sees.
+template <class Tr>
+__device__ __forceinline__ int row_number(const VerifyAttentionParams& p, const Item& item,
+                                          int row) {
+    const int packed = min(item.row_block * Tr::kRows + row, packed_rows(p, item) - 1);
+    return packed / group_size(p);
+}
+
 template <class Tr>
 __device__ __forceinline__ int row_limit(const VerifyAttentionParams& p, const Item& item,
                                          int row) {
-    const int packed = min(item.row_block * Tr::kRows + row, packed_rows(p, item) - 1);
-    return visible_places(p, item.request, packed / group_size(p));
+    return visible_places(p, item.request, row_number<Tr>(p, item, row));
+}
+
+// What no row and what every row of the tile sees. One thread calls.
+template <class Tr>
+__device__ __forceinline__ void find_reach(const VerifyAttentionParams& p, Task& task) {
+    const Item& item = task.item;
+    task.limit = row_limit<Tr>(p, item, Tr::kRows - 1);
+    task.begin = task.all_begin = 0;
+    task.all_end = row_limit<Tr>(p, item, 0);
+    if (!has_holes(p)) return;
+    const int prefix = max(item.request.prefix, 0);
+    task.all_end = min(task.all_end, prefix);
+    if (p.window == 0) return;
+    task.begin = prefix;
+    const int last = row_number<Tr>(p, item, Tr::kRows - 1);
+    for (int j = row_number<Tr>(p, item, 0); j <= last; ++j) {
+        const PlaceRange window = prefix_window(p, pass_rows(item.request), j);
+        task.begin = min(task.begin, static_cast<int>(window.begin));
+        task.all_begin = max(task.all_begin, static_cast<int>(window.begin));
+        task.all_end = min(task.all_end, static_cast<int>(window.end));
+    }
+}
+
+template <class Tr>
+__device__ __forceinline__ bool seen_by_all(const Task& task, uint32_t valid, int first_token) {
+    return valid == 0xffffu && first_token >= task.all_begin &&
+           first_token + Tr::kWarpTokens <= task.all_end;
 }
 
 }  // namespace specdec::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa.h"
+#include "token_law.h"
 #include "view.h"
 
 namespace specdec {
@@ -11,7 +12,7 @@ constexpr int kSegmentTokens = 512;
 constexpr int kTileTokens = 64;
 constexpr int kMaxHeadDim = 256;
 
-enum class AttentionMask : int32_t { kCausal, kFull };
+enum class AttentionMask : int32_t { kCausal, kFull, kTree };
 
 struct VerifyAttentionParams {
     View<const void, 3> q;        // [R, Hq, D]
@@ -23,14 +24,30 @@ struct VerifyAttentionParams {
     const int32_t* seq_lens;  // [B] all KV including this pass's rows (the last places)
     DType dtype;              // of q, caches and out
     int64_t batch, max_rows;
-    float scale;  // of the scores, times log2(e) inside the kernels
+    float scale;         // of the scores
+    float softcap;       // logits become softcap * tanh(logit / softcap); 0: they do not
+    const float* sinks;  // [Hq] a logit that takes part in the sum only, or null
     AttentionMask mask;
-    View<void, 3> out;  // [R, Hq, Dv]
-    float* lse;         // [R, Hq] natural log
-    void* scratch;      // CUDA: verify_attention_scratch_bytes(p), uninitialised
+    View<const int32_t, 2> tree_mask;  // kTree: [R, W] bit j: the row sees row j of its request
+    IndexView positions;               // [R] of the rows, for the window; no data: their places
+    int64_t window;                    // positions nearer than this are seen; 0: all
+    View<void, 3> out;                 // [R, Hq, Dv]
+    float* lse;                        // [R, Hq] natural log
+    void* scratch;                     // CUDA: verify_attention_scratch_bytes(p), uninitialised
     int64_t scratch_bytes;
     int num_sms;  // CUDA: sets the grid, never the result
 };
+
+// From a score q . k to its logit in powers of two: factor * score, or cap * tanh(factor * score).
+struct LogitScale {
+    float factor;
+    float cap;  // 0: none
+};
+
+inline LogitScale logit_scale(const VerifyAttentionParams& p) {
+    if (p.softcap == 0.0f) return {p.scale * kLog2E, 0.0f};
+    return {p.scale / p.softcap, p.softcap * kLog2E};
+}
 
 namespace cuda {
 int64_t verify_attention_scratch_bytes(const VerifyAttentionParams& p);

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "block.cuh"
-#include "params.h"
+#include "mask.h"
 
 namespace specdec::cuda {
 
@@ -36,10 +36,22 @@ __device__ __forceinline__ Request read_request(const VerifyAttentionParams& p, 
     return request;
 }
 
-// Row j of a request sees the places below this (at or below 0: none).
+// Row j of a request sees places below this only (at or below 0: none): all that exist, but for
+// has_holes().
 __device__ __forceinline__ int visible_places(const VerifyAttentionParams& p, const Request& r,
                                               int j) {
-    return p.mask == AttentionMask::kFull ? r.kv_len : min(r.prefix + j + 1, r.kv_len);
+    return p.mask == AttentionMask::kCausal ? min(r.prefix + j + 1, r.kv_len) : r.kv_len;
+}
+
+__device__ __forceinline__ PassRows pass_rows(const Request& r) {
+    return PassRows{r.first_row, r.prefix};
+}
+
+// Whether row j sees a place that exists.
+__device__ __forceinline__ bool sees(const VerifyAttentionParams& p, const Request& r, int j,
+                                     int place) {
+    if (place >= visible_places(p, r, j)) return false;
+    return !has_holes(p) || sees_place(p, pass_rows(r), j, place);
 }
 
 __device__ __forceinline__ int group_size(const VerifyAttentionParams& p) {

@@ -69,13 +69,14 @@ __device__ __forceinline__ RowOwner find_row(const VerifyAttentionParams& p, int
 
 // --- Steps of one warp -------------------------------------------------------------------------------
 
-// Offsets of the tile's 16 tokens of this warp in both caches. False: none of them is visible.
+// Offsets of the tile's 16 tokens of this warp in both caches, -1 of those that the row does not see.
+// False: it sees none of them.
 template <class Tr>
 __device__ __forceinline__ bool locate_tokens(const VerifyAttentionParams& p, int b,
-                                              int first_token, int limit, int part, int lane,
-                                              SimtShared<Tr>& shared) {
+                                              const Request& request, int j, int first_token,
+                                              int part, int lane, SimtShared<Tr>& shared) {
     const int token = first_token + lane;
-    bool exists = lane < Tr::kWarpTokens && token < limit;
+    bool exists = lane < Tr::kWarpTokens && sees(p, request, j, token);
     if (exists) {
         const int page_size = static_cast<int>(p.k_cache.size[1]);
         const int entry = token / page_size, place = token - entry * page_size;
@@ -97,8 +98,8 @@ __device__ __forceinline__ bool locate_tokens(const VerifyAttentionParams& p, in
 // The scaled score of token lane / 2; -inf where there is none.
 template <class Tr>
 __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegisters],
-                                              const float* keys, float scale, int part, int lane,
-                                              const SimtShared<Tr>& shared) {
+                                              const float* keys, LogitScale scale, int part,
+                                              int lane, const SimtShared<Tr>& shared) {
     float dot[Tr::kWarpTokens];
 #pragma unroll
     for (int t = 0; t < Tr::kWarpTokens; ++t) {
@@ -110,7 +111,8 @@ __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegister
             dot[t] = fmaf(q[i], keys[offset + lane + 32 * i], dot[t]);
         }
     }
-    const float score = reduce_16(dot, lane) * scale;
+    float score = reduce_16(dot, lane) * scale.factor;
+    if (scale.cap != 0.0f) score = scale.cap * tanhf(score);
     return shared.key_offset[part][lane / 2] < 0 ? minus_infinity() : score;
 }
 
@@ -133,8 +135,9 @@ __device__ __forceinline__ void weigh_tokens(float (&o)[Tr::kValueRegisters], co
 
 // One segment over this warp's tokens, published for the merge.
 template <class Tr>
-__device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, int b, int head,
-                                            int segment, int limit, float scale,
+__device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, const RowOwner& owner,
+                                            const Request& request, int head, int segment,
+                                            int limit, LogitScale scale,
                                             const float (&q)[Tr::kHeadRegisters], int part,
                                             int lane, SimtShared<Tr>& shared) {
     const float* keys = static_cast<const float*>(p.k_cache.data) + head * p.k_cache.stride[2];
@@ -143,8 +146,10 @@ __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, int 
     float o[Tr::kValueRegisters] = {};
     const int end = min((segment + 1) * kSegmentTokens, limit);
     for (int tile = segment * kSegmentTokens; tile < end; tile += kTileTokens) {
-        if (!locate_tokens<Tr>(p, b, tile + part * Tr::kWarpTokens, limit, part, lane, shared))
+        const int first_token = tile + part * Tr::kWarpTokens;
+        if (!locate_tokens<Tr>(p, owner.b, request, owner.j, first_token, part, lane, shared)) {
             continue;
+        }
         const float score = score_tokens<Tr>(q, keys, scale, part, lane, shared);
         const float m = fmaxf(sum.m, warp_max(score));
         const float base = exponent_base(m);
@@ -166,9 +171,9 @@ __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, int 
 // --- Kernel ------------------------------------------------------------------------------------------
 
 template <class Tr>
-__global__ void __launch_bounds__(Tr::kThreads)
+__global__ void __launch_bounds__(Tr::kThreads, 4)
     verify_attention_simt_kernel(const __grid_constant__ VerifyAttentionParams p,
-                                 float scale_log2) {
+                                 LogitScale scale) {
     CU_SHARED(shared, SimtShared<Tr>);
     const int thread = static_cast<int>(threadIdx.x), part = thread / 32, lane = thread % 32;
     const int num_heads = static_cast<int>(p.q.size[1]);
@@ -176,8 +181,13 @@ __global__ void __launch_bounds__(Tr::kThreads)
     const int head = static_cast<int>(blockIdx.x) - row * num_heads;
 
     const RowOwner owner = find_row(p, row);
-    int limit = 0;
-    if (owner.b >= 0) limit = visible_places(p, read_request(p, owner.b), owner.j);
+    Request request{};
+    int begin = 0, limit = 0;
+    if (owner.b >= 0) {
+        request = read_request(p, owner.b);
+        begin = static_cast<int>(prefix_window(p, pass_rows(request), owner.j).begin);
+        limit = visible_places(p, request, owner.j);
+    }
     float q[Tr::kHeadRegisters];
 #pragma unroll
     for (int i = 0; i < Tr::kHeadRegisters; ++i) {
@@ -186,9 +196,9 @@ __global__ void __launch_bounds__(Tr::kThreads)
 
     SoftmaxSum total = empty_sum();
     float o = 0.0f;  // of column `thread`
-    for (int segment = 0; segment * kSegmentTokens < limit; ++segment) {
-        sum_segment<Tr>(p, owner.b, head / group_size(p), segment, limit, scale_log2, q, part, lane,
-                        shared);
+    for (int segment = begin / kSegmentTokens; segment * kSegmentTokens < limit; ++segment) {
+        sum_segment<Tr>(p, owner, request, head / group_size(p), segment, limit, scale, q, part,
+                        lane, shared);
         __syncthreads();
         SoftmaxSum parts[Tr::kParts];
         float weight[Tr::kParts], merged = 0.0f;
@@ -205,9 +215,10 @@ __global__ void __launch_bounds__(Tr::kThreads)
     }
 
     const int64_t index = static_cast<int64_t>(row) * num_heads + head;
+    const float keep = add_sink(p, head, total);
     if (thread < Tr::kValueDim) {  // zeros are positive, as in the tensor-core kernel
         static_cast<float*>(p.out.data)[index * Tr::kValueDim + thread] =
-            total.l == 0.0f ? 0.0f : o / total.l + 0.0f;
+            total.l == 0.0f ? 0.0f : o * keep / total.l + 0.0f;
     }
     if (thread == 0) p.lse[index] = log_sum_exp(total);
 }

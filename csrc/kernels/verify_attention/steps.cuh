@@ -25,8 +25,8 @@ struct KvStream {
         const int token = tile * kTileTokens + at.part * Tr::kWarpTokens + at.lane % 16;
         const int entry = token / page_size;
         place = token - entry * page_size;
-        page = token < task.limit ? p.block_table.at(task.item.b)[entry * p.block_table.stride[1]]
-                                  : -1;
+        const bool seen = token >= task.begin && token < task.limit;
+        page = seen ? p.block_table.at(task.item.b)[entry * p.block_table.stride[1]] : -1;
     }
 
     // Turns the page into this lane's offset and notes which tokens of the tile exist.
@@ -185,16 +185,45 @@ __device__ __forceinline__ void score_tile(Scores<Tr>& s, const QueryFragments<T
     }
 }
 
-// Scales, and hides what a row does not see: -inf, whatever the score was.
+// Hides the holes of trees and windows. The test is there once, and its results are gathered as bits:
+// unrolled, it would take the registers of the sums.
+template <class Tr>
+__device__ __forceinline__ void hide_holes(Scores<Tr>& s, const VerifyAttentionParams& p,
+                                           const Item& item, int first_token, const Lane<Tr>& at) {
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < Tr::kRowBlocks * 8; ++i) {
+        const int row = at.first_row + i / 8 * 16 + i / 2 % 2 * 8 + at.lane / 4;
+        const int token = i / 4 % 2 * 8 + at.lane % 4 * 2 + i % 2;
+        if (sees(p, item.request, row_number<Tr>(p, item, row), first_token + token)) {
+            seen |= 1u << i;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < Tr::kRowBlocks * 8; ++i) {
+        if ((seen >> i & 1u) == 0) s[i / 8][i / 4 % 2][i % 4] = minus_infinity();
+    }
+}
+
+// Scales, caps, and hides what a row does not see: -inf, whatever the score was.
 template <class Tr>
 __device__ __forceinline__ void mask_tile(Scores<Tr>& s, const AttendArgs& args, const Task& task,
                                           uint32_t valid, int first_token, const Lane<Tr>& at) {
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale_log2;
+        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale.factor;
     }
-    if (valid == 0xffffu && first_token + Tr::kWarpTokens <= task.seen_by_all) return;
+    if (args.scale.cap != 0.0f) {
+#pragma unroll
+        for (int r = 0; r < Tr::kRowBlocks; ++r) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                s[r][i / 4][i % 4] = args.scale.cap * tanhf(s[r][i / 4][i % 4]);
+            }
+        }
+    }
+    if (seen_by_all<Tr>(task, valid, first_token)) return;
     int limit[Tr::kRowBlocks][2];
 #pragma unroll
     for (int i = 0; i < Tr::kRowBlocks * 2; ++i) {
@@ -211,6 +240,7 @@ __device__ __forceinline__ void mask_tile(Scores<Tr>& s, const AttendArgs& args,
             }
         }
     }
+    if (has_holes(args.p)) hide_holes<Tr>(s, args.p, task.item, first_token, at);
 }
 
 // Online softmax: scores become probabilities relative to the new maximum, older sums are scaled to it.
@@ -273,7 +303,7 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
                                                uint32_t valid, int first_token,
                                                const Lane<Tr>& at) {
     using T = typename Tr::T;
-    if (valid == 0xffffu && first_token + Tr::kWarpTokens <= task.seen_by_all) return false;
+    if (seen_by_all<Tr>(task, valid, first_token)) return false;
     bool any = false;
 #pragma unroll
     for (int n = 0; n < Tr::kValueDim / 8; ++n) {
@@ -286,8 +316,8 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
             const T low{static_cast<uint16_t>(pair)}, high{static_cast<uint16_t>(pair >> 16)};
 #pragma unroll
             for (int i = 0; i < Tr::kRowBlocks * 2; ++i) {
-                const int row = at.first_row + i * 8 + at.lane / 4;
-                if (first_token + token >= row_limit<Tr>(args.p, task.item, row)) continue;
+                const int j = row_number<Tr>(args.p, task.item, at.first_row + i * 8 + at.lane / 4);
+                if (!sees(args.p, task.item.request, j, first_token + token)) continue;
                 float(&o)[4] = sums.o[i / 2][n];
                 if (!is_finite_bits<T>(low.bits)) o[i % 2 * 2] += to_float(low);
                 if (!is_finite_bits<T>(high.bits)) o[i % 2 * 2 + 1] += to_float(high);
