@@ -74,7 +74,7 @@ SPECDEC_SIMD void store_channels(const float* at, float factor, int64_t left, bf
     _mm512_store_ps(channels + 16,
                     _mm512_permutex2var_ps(x, _mm512_add_epi32(low, _mm512_set1_epi32(8)), y));
     const int64_t count = left < 32 ? left : 32;
-    for (int64_t i = 0; i < count; ++i) out[i] = from_float<bf16>(channels[i]);
+    for (int64_t i = 0; i < count; ++i) out[i] = from_float<bf16>(channels[i] + 0.0f);
 }
 
 // Brings rows of keys first .. last-1 of one head from the second cache into the first.

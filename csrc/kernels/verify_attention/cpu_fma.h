@@ -30,11 +30,12 @@ constexpr int64_t state_width(int64_t v_dim) {
     return v_dim;
 }
 // A packed row of State.out, which is [rows][Dv] for few rows, else [Dv][lanes], times `factor`.
+// Zeros become positive: folding onto segments that the row does not see does the same to some.
 template <class T>
 void store_out(const Group& g, const State& state, int m, float factor, int64_t v_dim, T* out) {
     const float* row = state.out + (g.narrow() ? m * v_dim : m);
     const int64_t step = g.narrow() ? 1 : g.lanes;
-    for (int64_t d = 0; d < v_dim; ++d) out[d] = from_float<T>(row[d * step] * factor);
+    for (int64_t d = 0; d < v_dim; ++d) out[d] = from_float<T>(row[d * step] * factor + 0.0f);
 }
 
 inline void fold(const Group& g, const State& target, const State& next, int64_t v_dim) {
