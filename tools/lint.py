@@ -5,7 +5,7 @@
 
 Rules: the layers of CONTRIBUTING.md, inline assembly only in device.h, tolerances only in
 compare.py, no printing or exiting in the library, file lengths, headers that compile alone,
-C++ formatting, and every path named in a Markdown file exists.
+C++ formatting, every path named in a Markdown file exists, and so does the text of every seeded bug.
 """
 
 import argparse
@@ -129,6 +129,21 @@ def check_headers_alone():
             report(path, 1, "does not compile alone: " + done.stderr.strip().splitlines()[0])
 
 
+def check_seeded_bugs():
+    """The text that a seeded bug changes is in its file, once."""
+    sys.path.insert(0, str(ROOT / "cpp_tests" / "seeded_bugs"))
+    import mutations
+
+    for bug in mutations.ALL:
+        count = (ROOT / bug.file).read_text().count(bug.old)
+        if count != 1:
+            report(
+                ROOT / bug.file,
+                1,
+                f"the text of seeded bug {bug.id} occurs {count} times, wanted once",
+            )
+
+
 def check_cxx_format(rewrite):
     tool = pathlib.Path(sys.executable).parent / "clang-format"
     files = sources(CSRC, CXX) + sources(ROOT / "cpp_tests", CXX)
@@ -151,6 +166,7 @@ def main():
     check_tolerances()
     check_markdown_paths()
     check_headers_alone()
+    check_seeded_bugs()
     for problem in problems:
         print(problem)
     if problems:

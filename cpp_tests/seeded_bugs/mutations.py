@@ -245,8 +245,8 @@ _CHAIN = [
     bug("chain-q-at-temperature-of-p", CHAIN_JUDGE, "q_peak.max, r.q.scale,", "q_peak.max, r.p.scale,"),
     bug("chain-bad-draft-row-read", CHAIN_REQUEST, " || row < 0 || row >= p.draft_logits.size[0]) return r;",
         ") return r;", "hooks"),
-    bug("chain-too-many-rows", CHAIN_REQUEST, "- r.first, 0, p.max_path + 1);",
-        "- r.first, 0, p.max_path + 2);", "hooks"),
+    bug("chain-too-many-rows", CHAIN_REQUEST, "min(rows.count, p.max_path + 1);",
+        "min(rows.count, p.max_path + 2);", "hooks"),
     bug("chain-draft-nan-lost", CHAIN_JUDGE, "d.status = kDraftNan;", ""),
     bug("chain-first-row-decides", CHAIN_JUDGE, "if (d.verdict != Verdict::kAccept) {", "if (true) {"),
     bug("chain-accept-inclusive", CHAIN_JUDGE, "coin * d.q_draft < d.p_draft", "coin * d.q_draft <= d.p_draft",
@@ -267,8 +267,8 @@ _CHAIN = [
     bug("chain-statistics-overlap", CHAIN_REQUEST, "b * (p.max_path + 1) + j);", "b * p.max_path + j);"),
     bug("chain-natural-logarithm", STATS, "log2f(row_sum", "logf(row_sum"),
     bug("chain-id-past-the-vocabulary", VERIFY_CALL, "id >= 0 && id < p.vocab_size", "id >= 0"),
-    bug("chain-first-row-not-clamped", CHAIN_REQUEST, "r.first = clamp(p.cu_rows[b], 0, p.num_rows);",
-        "r.first = p.cu_rows[b];", "hooks", BOUNDS),
+    bug("chain-first-row-not-clamped", CHAIN_REQUEST, "r.first = rows.first;", "r.first = p.cu_rows[b];",
+        "hooks", BOUNDS),
 ]  # fmt: skip
 
 _CONTROLS = [

@@ -4,7 +4,8 @@ LINKS = "csrc/kernels/tree_links/cuda.cu"
 FROM_MASK = "csrc/kernels/tree_from_mask/cuda.cu"
 MASK_WORD = "csrc/kernels/tree_from_mask/params.h"
 STEPS = "csrc/kernels/common/tree.cuh"
-ROWS = "csrc/kernels/common/tree.h"
+ROWS = "csrc/kernels/common/rows.h"
+TREE = "csrc/kernels/common/tree.h"
 LINK_TESTS = "python_tests/test_tree_links.py"
 MASK_TESTS = "python_tests/test_tree_from_mask.py"
 RACE = "race on global memory"
@@ -34,7 +35,7 @@ BUGS = [
      BOUNDS, LINK_TESTS),
     ("tree-padding-before-forgotten", ROWS, "num_rows - (end - begin)};", "num_rows - end};", "plain",
      "", LINK_TESTS),
-    ("tree-bits-below-a-word", ROWS, "n >= kMaskBits ?", "n > kMaskBits ?", "plain", "", MASK_TESTS),
+    ("tree-bits-below-a-word", TREE, "n >= kMaskBits ?", "n > kMaskBits ?", "plain", "", MASK_TESTS),
     # tree_links.
     ("links-words-skipped", LINKS, "word += lanes;\n    } while", "word += 2 * lanes;\n    } while",
      "plain", "", LINK_TESTS),
