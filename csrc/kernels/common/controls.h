@@ -74,6 +74,11 @@ SPECDEC_HD bool bit_of(const int32_t* words, int64_t id) {
     return (static_cast<uint32_t>(words[id / 32]) >> (id % 32) & 1u) != 0;
 }
 
+// Counts end at the largest int32 instead of passing it.
+SPECDEC_HD int32_t counted(int32_t count, bool once_more) {
+    return count + (once_more && count != 0x7fffffff ? 1 : 0);
+}
+
 // z of a logit seen `count` times (drafts before the row included).
 SPECDEC_HD float penalised(const Penalties& p, float x, int32_t count, bool in_prompt) {
     if (p.repetition != 1.0f && (count > 0 || in_prompt)) {

@@ -95,7 +95,7 @@ __device__ __forceinline__ void edit(const RowEdits& e, IdSpan span, const int32
             const int64_t draft = e.drafts.ids[e.drafts.first + u];
             if (!span.holds(draft)) continue;
 #pragma unroll
-            for (int i = 0; i < kCount; ++i) count[i] += id[i] == draft ? 1 : 0;
+            for (int i = 0; i < kCount; ++i) count[i] = counted(count[i], id[i] == draft);
         }
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {

@@ -37,7 +37,7 @@ struct RowEdits {
         if (id < 0 || id >= vocab_size) return kMinusInfinity;
         if (!penalties.none) {
             int32_t count = penalties.counts[id];
-            for (int64_t i = 0; i < num_drafts; ++i) count += drafts[i] == id ? 1 : 0;
+            for (int64_t i = 0; i < num_drafts; ++i) count = counted(count, drafts[i] == id);
             x = penalised(penalties, x, count,
                           penalties.prompt != nullptr && bit_of(penalties.prompt, id));
         }
