@@ -4,10 +4,10 @@ build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the s
         result of the CPU kernels
 says    a regular expression that the failing run must print: the diagnosis, not just a failure
 objects  a regular expression of the sources to plant the bug in, where the tests need not all of them
+isa     the instruction set without which the text does not run: left out elsewhere
 """
 
 import dataclasses
-import pathlib
 
 import attention
 import cpu
@@ -74,6 +74,7 @@ class Mutation:
     says: str = ""
     tests: str = ""
     objects: str = ""
+    isa: str = ""
 
 
 def bug(id, file, old, new, build="plain", says="", tests=""):
@@ -326,14 +327,13 @@ _OTHERS = [
 ]
 
 
-def has_amx():
-    path = pathlib.Path("/proc/cpuinfo")
-    return path.exists() and "amx_bf16" in path.read_text()
-
-
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
-    for id, file, old, new, tests, *objects in [*cpu.BUGS, *(cpu.AMX_BUGS if has_amx() else [])]
+    for id, file, old, new, tests, *objects in cpu.BUGS
+]
+_AMX = [
+    Mutation(id, file, old, new, "cpu", "", tests, isa="amx")
+    for id, file, old, new, tests in cpu.AMX_BUGS
 ]
 
 _KEYS = [
@@ -352,5 +352,6 @@ ALL = (
     + _ATTENTION
     + _OTHERS
     + _CPU
+    + _AMX
     + _KEYS
 )

@@ -35,8 +35,8 @@ BUGS = [
     ("compact-slot-behind-the-cache", PAGED, "slot >= cache.size[0] * page_size",
      "slot > cache.size[0] * page_size", "hooks", BOUNDS, FAULTS),
     # How they move.
-    ("compact-scatter-before-gather", COMPACT, "        __syncthreads();\n        // 2. Scatter.",
-     "        // 2. Scatter.", "hooks", RACE, COMPACT_TESTS),
+    ("compact-scatter-before-gather", COMPACT, "__syncthreads();  // all sources are read", "//",
+     "hooks", RACE, COMPACT_TESTS),
     ("compact-request-read-early", COMPACT, "    __syncthreads();\n    const int unit",
      "    const int unit", "hooks", RACE_SHARED, COMPACT_TESTS),
     ("compact-every-step-is-the-first", COMPACT, "rows, begin + i, cache)", "rows, i, cache)", "plain",

@@ -295,7 +295,8 @@ def commit_seed():
 
 
 def select(args):
-    chosen = [m for m in mutations.ALL if args.only in m.id]
+    here = [m for m in mutations.ALL if m.isa in ("", CPU_ISA)]
+    chosen = [m for m in here if args.only in m.id]
     if args.sample and args.sample < len(chosen):
         seed = commit_seed() if args.seed is None else args.seed
         print(f"seeded_bugs: sample of {args.sample}, again with --seed {seed}", flush=True)
@@ -326,6 +327,7 @@ def main():
     ids = [m.id for m in mutations.ALL]
     if len(set(ids)) != len(ids):
         sys.exit("seeded_bugs: an id occurs twice")
+    preload()
     chosen = select(args)
     if args.list:
         for m in chosen:
@@ -342,7 +344,6 @@ def main():
     except Broken as broken:
         sys.exit(f"seeded_bugs: {broken}")
     WORK.mkdir(parents=True, exist_ok=True)
-    preload()
     # A sample runs after the whole test suite (make test), which is its baseline.
     if not args.sample and not args.no_baseline:
         baseline(chosen)

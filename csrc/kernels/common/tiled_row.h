@@ -46,6 +46,8 @@ class TiledRow {
         size_ = size;
         edits_ = edits.none() ? nullptr : &edits;
         plan_ = plan;
+        both_ = plan.sum && plan.raw_sum && plan.scale != kLog2E;
+        scales_[0] = plan.sum ? plan.scale : kLog2E;
         tiles_.resize(num_vocab_tiles(size));
         if (plan.peaks) peaks_.resize((size + kVocabBlock - 1) / kVocabBlock);
         if (plan.raw_peaks && edits_ != nullptr) {
@@ -174,18 +176,16 @@ class TiledRow {
     // The usual tile, in one pass. False: nothing has been read.
     bool read_plain_tile(const T* x, int64_t n, const T* ahead, Tile& tile) const {
         if (edits_ != nullptr || plan_.peaks || !(plan_.sum || plan_.raw_sum)) return false;
-        const bool both = plan_.sum && plan_.raw_sum && plan_.scale != kLog2E;
-        const float scales[] = {plan_.sum ? plan_.scale : kLog2E, kLog2E};
         const float bound = kPlainRange / (plan_.scale > kLog2E ? plan_.scale : kLog2E);
         float sums[2];
-        const bool plain = both ? plain_sums<2>(x, n, bound, scales, ahead, &tile.max, sums)
-                                : plain_sums<1>(x, n, bound, scales, ahead, &tile.max, sums);
+        const bool plain = both_ ? plain_sums<2>(x, n, bound, scales_, ahead, &tile.max, sums)
+                                 : plain_sums<1>(x, n, bound, scales_, ahead, &tile.max, sums);
         if (!plain) return false;
         tile.raw_max = tile.max;
         tile.usable = tile.raw_usable = true;
         tile.base = tile.raw_base = 0.0f;
         tile.sum = sums[0];
-        tile.raw_sum = sums[both];
+        tile.raw_sum = sums[both_];
         return true;
     }
 
@@ -201,17 +201,15 @@ class TiledRow {
             const TilePeak peak = tile_peak(x, n, peaks);
             tile.max = tile.raw_max = tile.base = tile.raw_base = peak.max;
             tile.usable = tile.raw_usable = peak.usable;
-            if (plan_.sum && plan_.raw_sum && plan_.scale != kLog2E) {
-                const float scales[] = {plan_.scale, kLog2E};
-                float sums[2];
-                law_sums<2>(x, n, peak.max, scales, ahead, sums);
-                tile.sum = sums[0];
-                tile.raw_sum = sums[1];
-            } else if (plan_.sum || plan_.raw_sum) {
-                const float scale = plan_.sum ? plan_.scale : kLog2E;
-                law_sums<1>(x, n, peak.max, &scale, ahead, &tile.sum);
-                tile.raw_sum = tile.sum;
+            if (!plan_.sum && !plan_.raw_sum) return;
+            float sums[2];
+            if (both_) {
+                law_sums<2>(x, n, peak.max, scales_, ahead, sums);
+            } else {
+                law_sums<1>(x, n, peak.max, scales_, ahead, sums);
             }
+            tile.sum = sums[0];
+            tile.raw_sum = sums[both_];
             return;
         }
         uint16_t* raw_peaks = plan_.raw_peaks ? raw_peaks_.data() + t * kBlocksPerTile : nullptr;
@@ -291,6 +289,9 @@ class TiledRow {
     int64_t size_ = 0;
     const RowEdits* edits_ = nullptr;
     ReadPlan plan_;
+    // Of the sums of an unedited tile: one scale, or the law's and the raw one.
+    bool both_ = false;
+    float scales_[2] = {0.0f, kLog2E};
     float max_ = 0.0f, raw_max_ = 0.0f;
     bool usable_ = false, raw_usable_ = false;
     std::vector<Tile> tiles_;

@@ -161,7 +161,8 @@ void law_sums(const T* x, int64_t n, float max, const float* scales, const T* ne
 constexpr float kPlainRange = 100.0f;
 
 // Sums of 2^(x c), and the largest entry, in one pass without knowing that one first. False, and nothing
-// else, for a tile with an entry beyond `bound` on either side or one that is not finite.
+// else, for a tile with an entry beyond `bound` on either side or one that is not finite: given up at the
+// first block beyond, as such a tile is read again.
 template <int kScales, class T>
 bool plain_sums(const T* x, int64_t n, float bound, const float* scales, const T* next,
                 float* max_out, float* sums) {
@@ -185,15 +186,15 @@ bool plain_sums(const T* x, int64_t n, float bound, const float* scales, const T
                 sum[k] = fma(e.power, e.fraction, sum[k]);
             }
         }
+        if (lane_bits((most > set1(bound)) | (least < set1(-bound))) != 0) return false;
         for (int k = 0; k < kScales; ++k) total[k] = total[k] + sum[k];
     }
-    const float largest = max_lanes(most), smallest = -max_lanes(set1(0.0f) - least);
-    bool good = largest <= bound && smallest >= -bound;
+    bool good = true;
     for (int k = 0; k < kScales; ++k) {
         sums[k] = sum_lanes(total[k]);
         good = good && sums[k] == sums[k];  // a NaN among the entries reaches its sum
     }
-    *max_out = largest;
+    *max_out = max_lanes(most);
     return good;
 }
 
