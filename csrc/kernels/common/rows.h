@@ -1,5 +1,6 @@
 // Which rows of a call belong to which request: cu_rows is trusted to be non-decreasing and clamped to
-// 0..num_rows before use, so a wrong one gives a wrong or inactive request, never an access outside.
+// 0..num_rows before use, so no row outside the call is read. Where it decreases all the same, requests
+// share rows, and with them what kernels keep by row: their results are then undefined.
 #pragma once
 
 #include "view.h"

@@ -3,8 +3,9 @@
 //
 // Work: a group is up to kWideRows packed rows (rows x query heads of a KV head) of one request, for
 // some KV heads; its units are the KV segments (cpu_plan.h). A thread owns a run of consecutive
-// units. Tiles of 64 places of K and V go through cpu_wide.h, whose lanes are rows, or, with few
-// rows, through cpu_narrow.h, whose lanes are keys and channels: the same bits.
+// units. Tiles of 64 places of K and V go through cpu_amx.h where there are tile registers for bf16, else
+// (cpu_fma.h) through cpu_wide.h, whose lanes are rows, or, with few rows, through cpu_narrow.h, whose
+// lanes are keys and channels: the same bits.
 // Bytes moved: K and V of a request once per group; out and lse once.
 // Determinism: a row's tiles are summed by online softmax inside a segment of fixed absolute
 // places, and its segments are folded from the left; a tile that a row does not see leaves it
@@ -28,8 +29,9 @@ namespace {
 
 struct Work {
     Buffers buffers;
-    float *folded, *segment;    // a State per head
-    int64_t places[kWideRows];  // the limit of each row
+    float *folded, *segment;           // a State per head
+    int64_t places[kWideRows];         // the limit of each row
+    TileView tile[kSegmentTiles + 1];  // of the segment at hand, and the first one of the next
 };
 
 // Segment s of the group's, into a State per head.
@@ -40,13 +42,13 @@ void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_
     const int64_t width = state_width(p.v_cache.size[3]);
     int found = 0;
     for (; found <= kSegmentTiles && begin + found * kTile < g.limit; ++found) {
-        find_tile(p, g, w.places, begin + found * kTile, w.buffers.tile[found]);
+        find_tile(p, g, w.places, begin + found * kTile, w.tile[found]);
     }
     const int tiles = found < kSegmentTiles ? found : kSegmentTiles;
     for (int64_t h = 0; h < g.heads; ++h) {
         state_of(g, states, 0, h, width).clear(g.lanes, width);
     }
-    add_tiles<T>(p, g, w.buffers, tiles, found, states);
+    add_tiles<T>(p, g, w.buffers, w.tile, tiles, found, states);
 }
 
 template <class T>

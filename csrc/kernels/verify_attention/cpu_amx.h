@@ -70,8 +70,7 @@ inline void fold(const Group& g, const State& target, const State& next, int64_t
 struct Buffers {
     bf16 *queries, *keys, *values, *weights;
     float *scores, *decay;
-    TileView tile[kSegmentTiles + 1];  // of the segment at hand, and the first one of the next
-    TileRegisters registers;           // a thread's own
+    TileRegisters registers;  // a thread's own
 
     // Calls fn(pointer, floats) for every buffer.
     template <class Fn>
@@ -339,20 +338,20 @@ inline void add_tile(const View<const bf16, 4>& k_cache, const AmxTile& t, const
     }
 }
 
-// Tiles 0 .. tiles-1 of w.tile into a State per head.
+// Tiles 0 .. tiles-1, of `found` whose views are known, into a State per head.
 template <class T>
-void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w, int tiles,
-               int found, float* states) {
+void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
+               const TileView* view_of, int tiles, int found, float* states) {
     const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
     const int64_t head_dim = k_cache.size[3], v_dim = v_cache.size[3];
     Rows<T> k[2], v;
     int slot = 0;
     const auto find_keys = [&](int64_t h, int tile) {
-        k[slot].find(k_cache, g.head + h, w.tile[tile].places);
+        k[slot].find(k_cache, g.head + h, view_of[tile].places);
     };
     find_keys(0, 0);
     for (int tile = 0; tile < tiles; ++tile) {
-        const TileView& view = w.tile[tile];
+        const TileView& view = view_of[tile];
         if (view.count == 0) {
             if (tile + 1 < tiles) find_keys(0, tile + 1);
             continue;
@@ -370,7 +369,7 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
                             queries, k[1 - slot], v,     k[slot]};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
             if (tile + 1 == found) continue;
-            const Places& next = w.tile[tile + 1].places;
+            const Places& next = view_of[tile + 1].places;
             const int first = kTile * h / g.heads, last = kTile * (h + 1) / g.heads;
             prefetch_keys(k_cache, g.head, g.heads, next, first, last);
             prefetch_keys(v_cache, g.head, g.heads, next, first, last);

@@ -12,7 +12,6 @@ namespace {
 // Per-thread buffers of a group. Queries of a head: [rows][D] for few rows, else [D][lanes].
 struct Buffers {
     float *queries, *scores, *keys, *values, *decay;
-    TileView tile[kSegmentTiles + 1];  // of the segment at hand, and the first one of the next
 
     // Calls fn(pointer, floats) for every buffer.
     template <class Fn>
@@ -62,14 +61,14 @@ void load_queries(const VerifyAttentionParams& p, const Group& g, int64_t h, con
 }
 
 template <class T>
-void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buffers& w, int tiles,
-                      int found, float* states) {
+void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
+                      const TileView* view_of, int tiles, int found, float* states) {
     const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
     const int64_t head_dim = k_cache.size[3], v_dim = v_cache.size[3];
     Rows<T> k[2], v[2];
     const auto find = [&](int64_t h, int tile, int slot) {
-        k[slot].find(k_cache, g.head + h, w.tile[tile].places);
-        v[slot].find(v_cache, g.head + h, w.tile[tile].places);
+        k[slot].find(k_cache, g.head + h, view_of[tile].places);
+        v[slot].find(v_cache, g.head + h, view_of[tile].places);
     };
     find(0, 0, 0);
     int slot = 0;
@@ -83,7 +82,7 @@ void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buff
             } else if (tiles < found) {
                 find(0, tiles, 1 - slot);
             }
-            const TileView& view = w.tile[tile];
+            const TileView& view = view_of[tile];
             const WideTile<T> t{k[slot],     v[slot],        k[1 - slot],
                                 v[1 - slot], head_dim,       v_dim,
                                 view,        logit_scale(p), w.queries + h * g.lanes * head_dim,
@@ -97,14 +96,14 @@ void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buff
 }
 
 template <class T>
-void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Buffers& w, int tiles,
-                        int found, float* states) {
+void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
+                        const TileView* view_of, int tiles, int found, float* states) {
     const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
     const int64_t head_dim = k_cache.size[3], v_dim = v_cache.size[3];
     const Places none{};
     Rows<T> rows;
     for (int tile = 0; tile < tiles; ++tile) {
-        const TileView& view = w.tile[tile];
+        const TileView& view = view_of[tile];
         if (view.count == 0) continue;
         Prefetch values(v_cache, g.head, g.heads, view.places);
         for (int64_t h = 0; h < g.heads; ++h) {
@@ -116,7 +115,7 @@ void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Bu
                     w.decay + h * g.rows, values);
             });
         }
-        Prefetch keys(k_cache, g.head, g.heads, tile + 1 < found ? w.tile[tile + 1].places : none);
+        Prefetch keys(k_cache, g.head, g.heads, tile + 1 < found ? view_of[tile + 1].places : none);
         for (int64_t h = 0; h < g.heads; ++h) {
             rows.find(v_cache, g.head + h, view.places);
             dispatch_int<4, 3, 2, 1>(g.rows, [&](auto count) {
@@ -128,14 +127,14 @@ void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Bu
     }
 }
 
-// Tiles 0 .. tiles-1 of w.tile, of `found` that are known, into a State per head.
+// Tiles 0 .. tiles-1, of `found` whose views are known, into a State per head.
 template <class T>
-void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w, int tiles,
-               int found, float* states) {
+void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
+               const TileView* view_of, int tiles, int found, float* states) {
     if (g.narrow()) {
-        add_narrow_segment<T>(p, g, w, tiles, found, states);
+        add_narrow_segment<T>(p, g, w, view_of, tiles, found, states);
     } else {
-        add_wide_segment<T>(p, g, w, tiles, found, states);
+        add_wide_segment<T>(p, g, w, view_of, tiles, found, states);
     }
 }
 

@@ -1,6 +1,5 @@
-// How verify_attention's work is cut into groups and units on the CPU. Included by cpu.cpp only.
-// Nothing here touches a number of the result: which thread evaluates what, and in which order
-// memory is walked.
+// How verify_attention's work is cut into groups and units on the CPU, which thread evaluates what, and
+// which keys of a tile each row of a group sees. Included by cpu.cpp only.
 #pragma once
 
 #include <algorithm>

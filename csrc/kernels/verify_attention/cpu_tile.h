@@ -1,5 +1,5 @@
-// Tiles of verify_attention on the CPU: which keys of a tile exist and who sees them, where their K
-// and V lie, and how an element becomes float32. Included by cpu.cpp only.
+// Tiles of verify_attention on the CPU: which keys of a tile exist, where their K and V lie, and how an
+// element becomes float32. Included by cpu.cpp only.
 #pragma once
 
 #include "dispatch.h"

@@ -160,7 +160,8 @@ struct Logits {
 };
 
 // Logits before the cap (raw scores where Raw) to weights: online softmax of a vector of rows over this
-// tile. Returns what earlier sums are scaled by. The sum over keys is the tree of sum_lanes over (k, k + 16, k + 32, k + 48).
+// tile. Returns what earlier sums are scaled by. The sum over keys is the tree of sum_lanes over
+// (k, k + 16, k + 32, k + 48).
 template <int V, bool Raw>
 SPECDEC_SIMD Native soften(const Logits& t, int v, const State& state) {
     constexpr int kStep = V * kNativeLanes;
