@@ -30,12 +30,7 @@ void compact_kv(TensorList k_caches, TensorList v_caches, const Tensor& slots,
     Arg(kOp, "slots", slots).dims(1, "[R]").index();
     check_caches("k_caches", k_caches, slots);
     check_caches("v_caches", v_caches, slots);
-    Arg(kOp, "cu_rows", cu_rows)
-        .same_device(slots, "slots")
-        .dims(1, "[B+1]")
-        .dtype({DType::kI32})
-        .size_at_least(0, 1, "B + 1")
-        .dense();
+    Arg(kOp, "cu_rows", cu_rows).same_device(slots, "slots").offsets();
     const int64_t batch = cu_rows.size(0) - 1;
     Arg(kOp, "path", path)
         .same_device(slots, "slots")
@@ -45,10 +40,7 @@ void compact_kv(TensorList k_caches, TensorList v_caches, const Tensor& slots,
         .dense_last();
     Arg(kOp, "num_accepted", num_accepted)
         .same_device(slots, "slots")
-        .dims(1, "[B]")
-        .dtype({DType::kI32})
-        .size(0, batch, "B of cu_rows")
-        .dense();
+        .per_request(batch, "B of cu_rows");
     if (path.numel() == 0 || slots.size(0) == 0) return;
 
     // 2. Nothing to allocate. 3. Parameters.

@@ -13,16 +13,6 @@ constexpr const char* kOp = "next_round";
 
 using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-// int32 [B], contiguous.
-void check_per_request(const char* name, const Tensor& t, const Tensor& tokens) {
-    Arg(kOp, name, t)
-        .same_device(tokens, "tokens")
-        .dims(1, "[B]")
-        .dtype({DType::kI32})
-        .size(0, tokens.size(0), "B of tokens")
-        .dense();
-}
-
 Result next_round(const Tensor& tokens, const Tensor& num_accepted, const Tensor& seq_lens,
                   const Tensor& block_table, int64_t page_size, int64_t block_len,
                   int64_t mask_token_id, const OptionalTensor& stop_token_ids,
@@ -31,8 +21,11 @@ Result next_round(const Tensor& tokens, const Tensor& num_accepted, const Tensor
     constexpr int64_t kMaxInt32 = 0x7fffffff;
     const Arg tokens_arg(kOp, "tokens", tokens);
     tokens_arg.dims(2, "[B, K+1]").index().dense_last();
-    check_per_request("num_accepted", num_accepted, tokens);
-    check_per_request("seq_lens", seq_lens, tokens);
+    const auto check_per_request = [&](const char* name, const Tensor& t) {
+        Arg(kOp, name, t).same_device(tokens, "tokens").per_request(tokens.size(0), "B of tokens");
+    };
+    check_per_request("num_accepted", num_accepted);
+    check_per_request("seq_lens", seq_lens);
     Arg(kOp, "block_table", block_table)
         .same_device(tokens, "tokens")
         .dims(2, "[B, P]")
@@ -45,7 +38,7 @@ Result next_round(const Tensor& tokens, const Tensor& num_accepted, const Tensor
             .dims(1, "[S]")
             .index();
     }
-    if (max_len) check_per_request("max_len", *max_len, tokens);
+    if (max_len) check_per_request("max_len", *max_len);
     check_option(page_size >= 1 && page_size <= kMaxInt32, kOp, "page_size",
                  "a number from 1 to 2^31 - 1", page_size);
     check_option(block_len >= 0 && block_len <= kMaxInt32, kOp, "block_len",

@@ -16,12 +16,7 @@ using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 Result tree_from_mask(const Tensor& tree_mask, const Tensor& cu_rows) {
     // 1. Validate.
     Arg(kOp, "tree_mask", tree_mask).dims(2, "[R, W]").dtype({DType::kI32}).dense_last();
-    Arg(kOp, "cu_rows", cu_rows)
-        .same_device(tree_mask, "tree_mask")
-        .dims(1, "[B+1]")
-        .dtype({DType::kI32})
-        .size_at_least(0, 1, "B + 1")
-        .dense();
+    Arg(kOp, "cu_rows", cu_rows).same_device(tree_mask, "tree_mask").offsets();
 
     // 2. Allocate.
     const int64_t num_rows = tree_mask.size(0);

@@ -17,12 +17,7 @@ using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 Result tree_links(const Tensor& parents, const Tensor& cu_rows, int64_t max_nodes) {
     // 1. Validate.
     Arg(kOp, "parents", parents).dims(1, "[R]").dtype({DType::kI32});
-    Arg(kOp, "cu_rows", cu_rows)
-        .same_device(parents, "parents")
-        .dims(1, "[B+1]")
-        .dtype({DType::kI32})
-        .size_at_least(0, 1, "B + 1")
-        .dense();
+    Arg(kOp, "cu_rows", cu_rows).same_device(parents, "parents").offsets();
     check_option(max_nodes >= 0 && max_nodes <= kMaxTreeNodes, kOp, "max_nodes",
                  "a number from 0 to 2^31 - 1", max_nodes);
 

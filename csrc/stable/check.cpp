@@ -77,4 +77,12 @@ const Arg& Arg::dense() const {
     return *this;
 }
 
+const Arg& Arg::offsets() const {
+    return dims(1, "[B+1]").dtype({DType::kI32}).size_at_least(0, 1, "B + 1").dense();
+}
+
+const Arg& Arg::per_request(int64_t batch, const char* what) const {
+    return dims(1, "[B]").dtype({DType::kI32}).size(0, batch, what).dense();
+}
+
 }  // namespace specdec::ops

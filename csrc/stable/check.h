@@ -38,6 +38,9 @@ class Arg {
     // The last dimension dense; tensors without elements may have any strides.
     const Arg& dense_last() const;
     const Arg& dense() const;  // contiguous altogether
+    // The two int32 lists of the ragged layout, contiguous: [B+1] offsets, and one number per request.
+    const Arg& offsets() const;
+    const Arg& per_request(int64_t batch, const char* what) const;
 
     DType type() const { return *dtype_of(t_); }
     const Tensor& tensor() const { return t_; }

@@ -13,11 +13,7 @@ void VerifyArgs::check(int draft_dims, const char* draft_shape) const {
         .dims(1, "[R]")
         .index()
         .size(0, num_rows(), "R of target_logits");
-    on_device("cu_rows", cu_rows)
-        .dims(1, "[B+1]")
-        .dtype({DType::kI32})
-        .size_at_least(0, 1, "B + 1")
-        .dense();
+    on_device("cu_rows", cu_rows).offsets();
     per_request("seeds", seeds).dtype({DType::kI64});
     per_request("positions", positions).index();
     check_option(max_path >= 0 && max_path < kMaxVocab, op, max_path_name,

@@ -72,28 +72,25 @@ __device__ __forceinline__ void move_places(const CacheBytes& cache, const Move*
     for (int first = 0; first < units; first += units_at_once) {
         const int width = min(units_at_once, units - first);
         const int pieces = count * width;
+        // Calls fn(k, its move, offset in a place) for this thread's pieces k.
+        const auto for_pieces = [&](const auto& fn) {
+#pragma unroll
+            for (int k = 0; k < kUnitsPerThread; ++k) {
+                const int piece = k * kThreads + static_cast<int>(threadIdx.x);
+                const int move = piece / width;
+                if (piece < pieces && moves[move].source >= 0) {
+                    fn(k, moves[move], unit_offset<Unit>(cache, first + piece - move * width));
+                }
+            }
+        };
         Unit held[kUnitsPerThread];
-        // 1. Gather.
-#pragma unroll
-        for (int k = 0; k < kUnitsPerThread; ++k) {
-            const int piece = k * kThreads + static_cast<int>(threadIdx.x);
-            const int move = piece / width;
-            if (piece < pieces && moves[move].source >= 0) {
-                const int64_t offset = unit_offset<Unit>(cache, first + piece - move * width);
-                held[k] = *reinterpret_cast<const Unit*>(cache.data + moves[move].source + offset);
-            }
-        }
-        __syncthreads();
-        // 2. Scatter. The next round reads other units.
-#pragma unroll
-        for (int k = 0; k < kUnitsPerThread; ++k) {
-            const int piece = k * kThreads + static_cast<int>(threadIdx.x);
-            const int move = piece / width;
-            if (piece < pieces && moves[move].source >= 0) {
-                const int64_t offset = unit_offset<Unit>(cache, first + piece - move * width);
-                *reinterpret_cast<Unit*>(cache.data + moves[move].target + offset) = held[k];
-            }
-        }
+        for_pieces([&](int k, const Move& move, int64_t offset) {
+            held[k] = *reinterpret_cast<const Unit*>(cache.data + move.source + offset);
+        });
+        __syncthreads();  // all sources are read; the next round reads other units
+        for_pieces([&](int k, const Move& move, int64_t offset) {
+            *reinterpret_cast<Unit*>(cache.data + move.target + offset) = held[k];
+        });
     }
 }
 
