@@ -21,3 +21,13 @@ def huge(backend, shape, strides, dtype):
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
         base = torch.frombuffer(pages, dtype=dtype)
     return base.as_strided(shape, strides)
+
+
+def huge_caches(backend):
+    """(k_cache, v_cache [2100, 1, 1, 8] bf16, slots [4] whose offsets go beyond 2^31)."""
+    shape, strides = (ROWS, 1, 1, 8), (STRIDE, 8, 8, 1)
+    if backend.name == "emu_asan":
+        pytest.skip("gigabytes of address space do not fit the sanitizer's shadow memory")
+    base = torch.empty(ROWS * STRIDE, dtype=torch.bfloat16, device=backend.device)
+    caches = [base.as_strided(shape, strides, first) for first in (0, 8)]
+    return *caches, torch.tensor(PICKED, device=backend.device)

@@ -1,13 +1,9 @@
 """row_linear: against the float64 oracle, and bit for bit against itself row by row."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 import torch
 from compare import assert_close, assert_same
+from instruction_sets import results_by_isa
 from oracles import row_linear as oracle
 
 import specdec_ext
@@ -196,21 +192,7 @@ def test_threads_give_the_same_bits(dtype):
 
 
 def test_isas_give_the_same_bits(tmp_path):
-    script = pathlib.Path(__file__).parent / "isa_linear.py"
-    results = {}
-    for isa in ("baseline", "avx2", "avx512"):
-        done = subprocess.run(
-            [sys.executable, str(script), str(tmp_path / isa)],
-            env={**os.environ, "SPECDEC_CPU_ISA": isa},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            assert "wanted an instruction set that this CPU has" in done.stderr, done.stderr
-            continue
-        results[isa] = torch.load(tmp_path / isa)
-        assert results[isa].pop("isa") == isa
-    assert "baseline" in results
+    results = results_by_isa("isa_linear.py", tmp_path)
     for isa, other in results.items():
         for name, wanted in results["baseline"].items():
             assert_same(other[name], wanted, f"{name} on {isa}")

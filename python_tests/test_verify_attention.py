@@ -1,16 +1,12 @@
 """verify_attention: out and lse against the oracle on every backend, and bitwise invariance."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import backends
 import pytest
 import torch
 from compare import assert_close, assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instruction_sets import results_by_isa
 from oracles import verify_attention as oracle
 
 import specdec_ext
@@ -262,23 +258,7 @@ def test_threads_change_no_bit(rows, lens, kv_heads):
 
 def test_instruction_sets_give_the_same_bits(tmp_path):
     """Every instruction set this CPU has, each in its own process; bf16 on AMX has bits of its own."""
-    script = pathlib.Path(__file__).with_name("isa_attention.py")
-    package = pathlib.Path(specdec_ext.__file__).parent
-    saved = {}
-    for isa in ("baseline", "avx2", "avx512", "amx"):
-        path = tmp_path / f"{isa}.pt"
-        done = subprocess.run(
-            [sys.executable, str(script), str(path)],
-            env={**os.environ, "SPECDEC_CPU_ISA": isa, "PYTHONPATH": str(package.parent)},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode != 0:
-            assert "wanted an instruction set that this CPU has" in done.stderr, done.stderr
-            continue
-        saved[isa] = torch.load(path)
-        assert saved[isa].pop("isa") == isa
-    assert "baseline" in saved
+    saved = results_by_isa("isa_attention.py", tmp_path)
     for isa, results in saved.items():
         for name, wanted in saved["baseline"].items():
             # Tiles of bf16 round products and weights in their own way; the oracle judges those.

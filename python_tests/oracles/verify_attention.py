@@ -5,7 +5,7 @@ import math
 import torch
 
 
-def sees(row, place, prefix, mask, tree_mask, positions, window):
+def sees(row, place, prefix, mask="causal", tree_mask=None, positions=None, window=-1):
     """Whether row `row` of a request sees this place of it. tree_mask and positions: of its rows."""
     other = place - prefix  # a row of the pass, or negative
 
@@ -53,12 +53,9 @@ def verify_attention(
     *,
     max_rows,
     scale=None,
-    mask="causal",
-    tree_mask=None,
-    positions=None,
-    window=-1,
     softcap=0.0,
     sinks=None,
+    **masks,
 ):
     """out and lse, both float64."""
     num_rows, heads, head_dim = q.shape
@@ -67,7 +64,6 @@ def verify_attention(
     out = torch.zeros(num_rows, heads, v_dim, dtype=torch.float64)
     lse = torch.full((num_rows, heads), -math.inf, dtype=torch.float64)
     table, cu_rows, seq_lens = block_table.tolist(), cu_rows.tolist(), seq_lens.tolist()
-    masks = dict(mask=mask, tree_mask=tree_mask, positions=positions, window=window)
     sizes = (num_rows, page_size, num_pages)
     for b in range(len(seq_lens)):
         for row, places in visible_places(b, table, cu_rows, seq_lens, *sizes, **masks):
@@ -100,22 +96,19 @@ def torch_peer(
     *,
     max_rows,
     scale=None,
-    mask="causal",
-    tree_mask=None,
-    positions=None,
-    window=-1,
     softcap=0.0,
     sinks=None,
+    **masks,
 ):
     """The same by torch: scaled_dot_product_attention (with a soft cap or sinks, its steps) on the
-    gathered keys and values, at the dtype of q, and logsumexp of float32 scores. Its error against the oracle is what ours is measured by."""
+    gathered keys and values, at the dtype of q, and logsumexp of float32 scores. Its error against the
+    oracle is what ours is measured by."""
     num_rows, heads, head_dim = q.shape
     num_pages, page_size, kv_heads, v_dim = v_cache.shape
     scale = head_dim**-0.5 if scale is None else scale
     out = torch.zeros(num_rows, heads, v_dim, dtype=q.dtype)
     lse = torch.full((num_rows, heads), -math.inf)
     table, cu_rows, seq_lens = block_table.tolist(), cu_rows.tolist(), seq_lens.tolist()
-    masks = dict(mask=mask, tree_mask=tree_mask, positions=positions, window=window)
     sizes = (num_rows, page_size, num_pages)
     for b in range(len(seq_lens)):
         for row, places in visible_places(b, table, cu_rows, seq_lens, *sizes, **masks):
