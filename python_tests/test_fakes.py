@@ -89,6 +89,18 @@ def test_one_meta_tensor_among_others_raises(op, name):
         call(op, case | {name: case[name].to("meta")})
 
 
+def required(op):
+    """Names of the tensors that an op cannot do without."""
+    schema = getattr(torch.ops.specdec, op).default._schema
+    return [a.name for a in schema.arguments if str(a.type) == "Tensor"]
+
+
+@pytest.mark.parametrize("op, name", [(op, name) for op in CASES for name in required(op)])
+def test_none_in_place_of_a_tensor(op, name):
+    with pytest.raises(RuntimeError, match=f"specdec::{op}: {name}: wanted a tensor, got None"):
+        call(op, CASES[op] | {name: None})
+
+
 @pytest.mark.parametrize("op", CASES)
 def test_on_meta_alone_shapes_and_dtypes_are_the_real_ones(op):
     case = CASES[op]

@@ -406,7 +406,8 @@ class SamplingControls(TypedDict, total=False):
     bitmask_rows: Tensor | None
     #: "sequential" (default: top-p on the renormalised top-k) or "joint" (top-p on the law before top-k).
     filter_order: str
-    #: n >= 0 reports log-probabilities of the emitted tokens and of the n most probable ids; default -1.
+    #: n from 0 to 1024 reports log-probabilities of the emitted tokens and of the n most probable ids;
+    #: default -1.
     num_logprobs: int
     #: "raw" (default: log-softmax of the logits as given) or "processed" (of the law under all controls;
     #: greedy requests at temperature 1).
@@ -440,9 +441,10 @@ def sample(
         logprob: float32 ``[R]``, log-probability of the token, raw or processed (``logprobs_mode``).
         lse: float32 ``[R]``, natural logarithm of the sum of exp(raw logits).
         status: int32 ``[R]``; 1 TARGET_NAN (a row with NaN or +inf or without a finite logit: the token
-            is the finite argmax among the allowed ids, 0 without any finite one; lse is 0), 8
-            EMPTY_SUPPORT (the controls allow nothing: the token is the lowest id that the bitmask
-            allows, else the argmax of the raw row).
+            is the finite argmax of the raw row among the allowed ids, among all where the bitmask allows
+            none; without a finite one the lowest allowed id, else 0; lse is 0), 8 EMPTY_SUPPORT (the
+            controls allow nothing: with a bitmask row the lowest id that it allows, if any, else the
+            argmax of the raw row).
         top_ids: int64 ``[R, n]``, the n most probable ids, padded with -1.
         top_logprobs: float32 ``[R, n]``, padded with 0.
 
@@ -537,9 +539,9 @@ def verify_chain(
         tokens: ``[B, K+1]`` in the dtype of input_ids: accepted drafts, the token after them, then -1.
         num_accepted: int32 ``[B]``.
         status: int32 ``[B]``, of what verification reached: 1 TARGET_NAN (the last token is the finite
-            argmax), 2 DRAFT_NAN (the chain ends before that draft), 4 BAD_ID (a draft id outside the
-            vocabulary other than -1, taken as -1), 8 EMPTY_SUPPORT (the controls allow nothing: lowest
-            id that the bitmask allows, else the argmax of the raw row).
+            argmax, as in `sample`), 2 DRAFT_NAN (the chain ends before that draft), 4 BAD_ID (a draft id outside the
+            vocabulary other than -1, taken as -1), 8 EMPTY_SUPPORT (the controls allow nothing: as in
+            `sample`).
         logprobs: float32 ``[B, K+1]``, of the emitted tokens under the target row that decided them;
             zeros unless ``num_logprobs >= 0``.
         top_ids: ``[B, K+1, n]`` in the dtype of input_ids, most probable ids per row, padded with -1.

@@ -18,6 +18,10 @@ std::string strides_text(const Tensor& t) {
     return text.str();
 }
 
+Arg::Arg(const char* op, const char* name, const Tensor& t) : op_(op), name_(name), t_(t) {
+    if (!t.defined()) fail(op, name, "wanted a tensor, got None");
+}
+
 const Arg& Arg::dims(int wanted, const char* shape) const {
     if (t_.dim() != wanted) fail(op_, name_, "wanted shape ", shape, ", got ", shape_text(t_));
     return *this;

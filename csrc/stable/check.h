@@ -26,7 +26,7 @@ std::string strides_text(const Tensor& t);  // "strides [2, 6] of shape [3, 2]"
 // A tensor argument under its name; the checks chain: Arg(op, "k", k).dims(3, "[R, Hkv, D]")...
 class Arg {
   public:
-    Arg(const char* op, const char* name, const Tensor& t) : op_(op), name_(name), t_(t) {}
+    Arg(const char* op, const char* name, const Tensor& t);  // fails for None
 
     const Arg& dims(int wanted, const char* shape) const;
     const Arg& dtype(std::initializer_list<DType> wanted) const;
