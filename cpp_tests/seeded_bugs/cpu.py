@@ -13,6 +13,7 @@ PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
 MASK = "csrc/kernels/verify_attention/mask.h"
 SOFTMAX = "csrc/kernels/common/softmax.h"
 AMX = "csrc/kernels/verify_attention/cpu_amx.h"
+AMX_WEIGHTS = "csrc/kernels/verify_attention/cpu_amx_weights.h"
 AMX_COPY = "csrc/kernels/verify_attention/cpu_amx_copy.h"
 VOCAB_TILE = "csrc/kernels/common/vocab_tile.h"
 VIEW = "csrc/kernels/common/view.h"
@@ -119,8 +120,11 @@ AMX_BUGS = [
      ATTENTION_TESTS),
     ("amx-attention-strip-over-two-pages", AMX_COPY,
      "places.page[key] == places.page[key + kTileRows - 1]", "true", ATTENTION_TESTS),
-    ("amx-attention-weights-of-neighbours-swapped", AMX, "_mm512_cvtne2ps_pbh(odd, even)",
-     "_mm512_cvtne2ps_pbh(even, odd)", ATTENTION_TESTS),
+    ("amx-attention-weights-of-neighbours-swapped", AMX_WEIGHTS, "auto pair = cvt_pair(x[j + 1], x[j])",
+     "auto pair = cvt_pair(x[j], x[j + 1])", ATTENTION_TESTS),
+    ("amx-attention-mask-forgotten-without-cap", AMX_WEIGHTS, "!(plain && view.same && view.count == kTile)",
+     "!plain", ATTENTION_TESTS),
+    ("amx-attention-negative-scale-as-plain", AMX_WEIGHTS, " && scale.factor > 0.0f", "", ATTENTION_TESTS),
     ("amx-attention-never-decays", AMX, "d < width && w.decay[m] != 1.0f", "false", ATTENTION_TESTS),
     ("amx-attention-strips-share-their-copy", AMX, "key + kTileRows, w.keys + kTileRows * width",
      "key + kTileRows, w.keys", ATTENTION_TESTS),

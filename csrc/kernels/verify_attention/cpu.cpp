@@ -124,8 +124,10 @@ void run_segments(const VerifyAttentionParams& p, Group& g, Work& w, int64_t beg
 
 // --- 2. Schedule ---------------------------------------------------------------------------------
 
-// Memory for the partial results of groups that a bound falls into.
-std::vector<float> make_partials(Plan& plan, const std::vector<int64_t>& bound, int64_t width) {
+// Memory for the partial results of groups that a bound falls into. It stays with the calling thread:
+// fresh memory of this size would cost page faults in every call.
+void make_partials(Plan& plan, const std::vector<int64_t>& bound, int64_t width) {
+    static thread_local std::vector<float> memory;
     std::vector<Group*> shared;
     int64_t floats = 0;
     size_t next = 1;
@@ -136,13 +138,12 @@ std::vector<float> make_partials(Plan& plan, const std::vector<int64_t>& bound, 
             floats += g.segments * g.heads * State::floats(g.lanes, width);
         }
     }
-    std::vector<float> memory(floats);
+    if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
     floats = 0;
     for (Group* g : shared) {
         g->partials = memory.data() + floats;
         floats += g->segments * g->heads * State::floats(g->lanes, width);
     }
-    return memory;
 }
 
 // Buffers that stay with the thread: fresh ones would cost page faults in every call.
@@ -173,7 +174,7 @@ void run(const VerifyAttentionParams& p) {
     Plan plan = make_plan(p, num_threads());
     const int64_t runs = clamp(plan.cost / kUnitGrain, 1, num_threads());
     const std::vector<int64_t> bound = cut(plan, runs);
-    const std::vector<float> partials = make_partials(plan, bound, state_width(v_dim));
+    make_partials(plan, bound, state_width(v_dim));
     parallel_for(0, runs, 1, [&](int64_t first_run, int64_t last_run) {
         Work w;
         find_memory(head_dim, v_dim, plan.most_lanes, w);

@@ -5,7 +5,7 @@
 // those of cpu_wide.h, so every call of a bf16 cache comes through here, however few its rows are.
 // Per KV head and tile of 64 keys, `lanes` = packed rows rounded up to 16:
 //   S^T [64 keys][lanes] float32 = K Q^T: K lies as the left factor wants it, Q is turned once a group
-//   weights by the online softmax of cpu_wide.h, whose lanes are rows, turned to P [lanes][64 keys]
+//   weights by an online softmax whose lanes are rows (cpu_amx_weights.h), turned to P [lanes][64 keys]
 //   O [lanes][channels] float32 += P V: pairs of keys of V are interleaved as they are copied
 // Every score is one chain over pairs of channels, every output one chain over pairs of keys: a row of
 // tiles does not know its neighbours. A key that a row does not see has weight 0.
@@ -17,13 +17,10 @@
 
 #include "cpu_narrow.h"
 #include "cpu_plan.h"
-#include "cpu_amx_copy.h"
-#include "cpu_wide.h"
+#include "cpu_amx_weights.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-constexpr int kPairs = 16;  // bf16 pairs of a row of a tile
 
 // The thread's tile registers, for as long as this lives.
 class TileRegisters {
@@ -111,13 +108,14 @@ void load_queries(const VerifyAttentionParams& p, const Group& g, int64_t h, con
 // S^T of 32 keys and Blocks x 16 rows.
 template <int Blocks>
 SPECDEC_SIMD void score_tiles(const KeyStrip (&keys)[2], int64_t width, const bf16* queries,
-                              int lanes, float* scores) {
+                              int lanes, Ahead& ahead, float* scores) {
     const int64_t score_bytes = 4 * lanes;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t d = 0; d < width; d += 32) {
+        ahead.step<16>();
         const bf16* q = queries + d / 32 * (lanes / kTileRows) * kTileBf16;
         _tile_loadd(4, keys[0].at + d, keys[0].bytes);
         _tile_loadd(5, keys[1].at + d, keys[1].bytes);
@@ -138,62 +136,12 @@ SPECDEC_SIMD void score_tiles(const KeyStrip (&keys)[2], int64_t width, const bf
     }
 }
 
-// --- 3. Weights as the left factor ---------------------------------------------------------------
-
-// Turns 16 x 16 words.
-SPECDEC_SIMD void turn(__m512i (&x)[16]) {
-    __m512i y[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        x[4 * i] = _mm512_unpacklo_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 1] = _mm512_unpackhi_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 2] = _mm512_unpacklo_epi64(y[4 * i + 1], y[4 * i + 3]);
-        x[4 * i + 3] = _mm512_unpackhi_epi64(y[4 * i + 1], y[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-    }
-}
-
-// Weights of 32 keys and 16 rows, [key][lanes] float32, to [row][64 keys] bf16.
-inline void turn_weights(const float* scores, int lanes, bf16* weights) {
-    alignas(64) static constexpr uint16_t kPairUp[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                         21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                         11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-    const __m512i order = _mm512_load_si512(kPairUp);
-    __m512i x[kPairs];
-#pragma GCC unroll 16
-    for (int i = 0; i < kPairs; ++i) {
-        const __m512 even = _mm512_loadu_ps(scores + 2 * i * lanes);
-        const __m512 odd = _mm512_loadu_ps(scores + (2 * i + 1) * lanes);
-        const __m512bh both = _mm512_cvtne2ps_pbh(odd, even);
-        x[i] = _mm512_permutexvar_epi16(order, reinterpret_cast<__m512i>(both));
-    }
-    turn(x);
-#pragma GCC unroll 16
-    for (int i = 0; i < kTileRows; ++i) _mm512_storeu_si512(weights + i * kTile, x[i]);
-}
-
-// --- 4. Outputs ----------------------------------------------------------------------------------
+// --- 3. Outputs ----------------------------------------------------------------------------------
 
 // O of Blocks x 16 rows and 32 channels += weights . V of `halves` x 32 keys.
 template <int Blocks>
 SPECDEC_SIMD void value_tiles(const bf16* weights, const bf16* values, int64_t width, int halves,
-                              float* out) {
+                              Ahead& ahead, float* out) {
     const int64_t out_bytes = 4 * width;
     _tile_loadd(0, out, out_bytes);
     _tile_loadd(1, out + kTileRows, out_bytes);
@@ -202,6 +150,7 @@ SPECDEC_SIMD void value_tiles(const bf16* weights, const bf16* values, int64_t w
         _tile_loadd(3, out + kTileRows * width + kTileRows, out_bytes);
     }
     for (int half = 0; half < halves; ++half) {
+        ahead.step<16>();
         const bf16* v = values + half * kHalf * width;
         _tile_loadd(4, weights + half * kHalf, 2 * kTile);
         _tile_loadd(6, v, 64);
@@ -223,17 +172,17 @@ SPECDEC_SIMD void value_tiles(const bf16* weights, const bf16* values, int64_t w
 }
 
 inline void add_values(const bf16* weights, const bf16* values, int64_t width, int count, int lanes,
-                       float* out) {
+                       Ahead& ahead, float* out) {
     const int halves = (count + kHalf - 1) / kHalf;
     tile_fence();
     for (int64_t d = 0; d < width; d += 32) {
         int m = 0;
         for (; m + 2 * kTileRows <= lanes; m += 2 * kTileRows) {
-            value_tiles<2>(weights + m * kTile, values + d * kHalf, width, halves,
+            value_tiles<2>(weights + m * kTile, values + d * kHalf, width, halves, ahead,
                            out + m * width + d);
         }
         if (m < lanes) {
-            value_tiles<1>(weights + m * kTile, values + d * kHalf, width, halves,
+            value_tiles<1>(weights + m * kTile, values + d * kHalf, width, halves, ahead,
                            out + m * width + d);
         }
     }
@@ -247,7 +196,8 @@ struct AmxTile {
     int lanes;
     LogitScale scale;
     const bf16* queries;
-    const Rows<bf16>&k, &v, &next_k;
+    const Rows<bf16>&k, &v;
+    Ahead& ahead;
 };
 
 // Whether V of a key that only some rows see would leave a trace in the others: 0 times it is NaN.
@@ -276,16 +226,16 @@ inline void add_values_apart(const AmxTile& t, const Buffers& w, float* out) {
             const bool sees = (t.view.visible[m] >> key & 1) != 0;
             seen.at[key] = sees ? t.v.at[key] : Rows<bf16>::absent();
         }
-        interleave_values(seen, t.v_dim, t.view.count, w.values);
+        interleave_values(seen, t.v_dim, t.view.count, t.ahead, w.values);
         const int first = m / kTileRows * kTileRows;
         std::memcpy(rows.data(), out + first * width, rows.size() * sizeof(float));
-        add_values(w.weights + first * kTile, w.values, width, t.view.count, kTileRows,
+        add_values(w.weights + first * kTile, w.values, width, t.view.count, kTileRows, t.ahead,
                    rows.data());
         std::memcpy(out + m * width, rows.data() + (m - first) * width, width * sizeof(float));
     }
 }
 
-// --- 5. Tiles of a group -------------------------------------------------------------------------
+// --- 4. Tiles of a group -------------------------------------------------------------------------
 
 inline void score_keys(const View<const bf16, 4>& cache, const AmxTile& t, const Buffers& w) {
     const int64_t width = whole_tiles(t.head_dim);
@@ -293,15 +243,14 @@ inline void score_keys(const View<const bf16, 4>& cache, const AmxTile& t, const
         const KeyStrip keys[] = {
             key_strip(cache, t.k, t.view.places, key, w.keys),
             key_strip(cache, t.k, t.view.places, key + kTileRows, w.keys + kTileRows * width)};
-        fetch_rows(t.v, t.v_dim, key, key + kHalf);
         tile_fence();
         int m = 0;
         for (; m + 2 * kTileRows <= t.lanes; m += 2 * kTileRows) {
-            score_tiles<2>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes,
+            score_tiles<2>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes, t.ahead,
                            w.scores + key * t.lanes + m);
         }
         if (m < t.lanes) {
-            score_tiles<1>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes,
+            score_tiles<1>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes, t.ahead,
                            w.scores + key * t.lanes + m);
         }
         tile_fence();
@@ -312,27 +261,19 @@ inline void add_tile(const View<const bf16, 4>& k_cache, const AmxTile& t, const
                      const State& state) {
     const int64_t width = whole_tiles(t.v_dim);
     score_keys(k_cache, t, w);
-    const Logits logits{w.scores, t.scale, t.view};
-    dispatch_int<4, 3, 2, 1>(t.lanes / kLanes, [&](auto count) {
-        for (int v = 0; v < count.value; ++v) {
-            store(w.decay + v * kLanes, soften<count.value, true>(logits, v, state));
-        }
-    });
+    const Scores scores = prepare_scores(w.scores, t.lanes, t.scale, t.view);
+    for (int m = 0; m < t.lanes; m += kTileRows) {
+        store(w.decay + m, soften(scores, m, state, t.ahead, w.weights));
+    }
     for (int m = 0; m < t.lanes; ++m) {
         float* out = state.out + m * width;
         for (int64_t d = 0; d < width && w.decay[m] != 1.0f; d += kLanes) {
             store(out + d, load(out + d) * set1(w.decay[m]));
         }
     }
-    for (int key = 0; key < t.view.count; key += kHalf) {
-        for (int m = 0; m < t.lanes; m += kTileRows) {
-            turn_weights(w.scores + key * t.lanes + m, t.lanes, w.weights + m * kTile + key);
-        }
-    }
     if (t.view.same || !leaves_traces(t)) {
-        interleave_values(t.v, t.v_dim, t.view.count, w.values);
-        fetch_rows(t.next_k, t.head_dim, 0, kTile);
-        add_values(w.weights, w.values, width, t.view.count, t.lanes, state.out);
+        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);
+        add_values(w.weights, w.values, width, t.view.count, t.lanes, t.ahead, state.out);
     } else {
         add_values_apart(t, w, state.out);
     }
@@ -344,35 +285,20 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
                const TileView* view_of, int tiles, int found, float* states) {
     const View<const T, 4> k_cache = p.k_cache.as<const T>(), v_cache = p.v_cache.as<const T>();
     const int64_t head_dim = k_cache.size[3], v_dim = v_cache.size[3];
-    Rows<T> k[2], v;
-    int slot = 0;
-    const auto find_keys = [&](int64_t h, int tile) {
-        k[slot].find(k_cache, g.head + h, view_of[tile].places);
-    };
-    find_keys(0, 0);
+    const Places none{};
+    Rows<T> k, v;
     for (int tile = 0; tile < tiles; ++tile) {
         const TileView& view = view_of[tile];
-        if (view.count == 0) {
-            if (tile + 1 < tiles) find_keys(0, tile + 1);
-            continue;
-        }
+        if (view.count == 0) continue;
+        const Places& next = tile + 1 < found ? view_of[tile + 1].places : none;
+        Ahead ahead(k_cache, v_cache, g.head, g.heads, next);
         for (int64_t h = 0; h < g.heads; ++h) {
-            slot = 1 - slot;
-            if (h + 1 < g.heads) {
-                find_keys(h + 1, tile);
-            } else if (tile + 1 < tiles) {
-                find_keys(0, tile + 1);
-            }
+            if (2 * h >= g.heads) ahead.start_values();
+            k.find(k_cache, g.head + h, view.places);
             v.find(v_cache, g.head + h, view.places);
             const bf16* queries = w.queries + h * g.lanes * whole_tiles(head_dim);
-            const AmxTile t{view,    head_dim,    v_dim, g.lanes, logit_scale(p),
-                            queries, k[1 - slot], v,     k[slot]};
+            const AmxTile t{view, head_dim, v_dim, g.lanes, logit_scale(p), queries, k, v, ahead};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
-            if (tile + 1 == found) continue;
-            const Places& next = view_of[tile + 1].places;
-            const int first = kTile * h / g.heads, last = kTile * (h + 1) / g.heads;
-            prefetch_keys(k_cache, g.head, g.heads, next, first, last);
-            prefetch_keys(v_cache, g.head, g.heads, next, first, last);
         }
     }
 }

@@ -2,7 +2,7 @@
 // Included by cpu_amx.h only.
 #pragma once
 
-#include "cpu_tile.h"
+#include "cpu_narrow.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -21,6 +21,25 @@ SPECDEC_SIMD __m512i load_channels(const bf16* at, int64_t left) {
     if (left >= 32) return _mm512_loadu_si512(at);
     return _mm512_maskz_loadu_epi16((1u << left) - 1, at);
 }
+
+// Asks for the rows of K and V of the tile that comes next, of all heads of a group, a few cache lines at
+// every step of this one: memory then works while the tiles multiply. In the order of their addresses,
+// as neighbouring heads lie side by side and the processor's own prefetchers join in.
+class Ahead {
+  public:
+    Ahead(const View<const bf16, 4>& k, const View<const bf16, 4>& v, int64_t head, int64_t heads,
+          const Places& places)
+        : part_{Prefetch(k, head, heads, places), Prefetch(v, head, heads, places)} {}
+    void start_values() { now_ = 1; }
+    template <int Lines>
+    SPECDEC_SIMD void step() {
+        part_[now_].step<Lines>();
+    }
+
+  private:
+    Prefetch part_[2];
+    int now_ = 0;
+};
 
 // Sixteen keys as the rows of a left factor.
 struct KeyStrip {
@@ -49,12 +68,14 @@ inline KeyStrip key_strip(const View<const bf16, 4>& cache, const Rows<bf16>& ro
 // [2 halves][Dv / 16][16 pairs][16 channels][2]. Interleaving inside the 128-bit parts of a vector, as
 // the instruction does, leaves the channels of every 32 in another order: 0-3, 8-11, 16-19, 24-27, then
 // the rest.
-inline void interleave_values(const Rows<bf16>& rows, int64_t v_dim, int count, bf16* values) {
+inline void interleave_values(const Rows<bf16>& rows, int64_t v_dim, int count, Ahead& ahead,
+                              bf16* values) {
     const int64_t width = whole_tiles(v_dim);
     const int end = (count + kHalf - 1) / kHalf * kHalf;
     for (int key = 0; key < end; key += 2) {
         const bf16 *even = rows.at[key], *odd = rows.at[key + 1];
         bf16* to = values + key / kHalf * kHalf * width + key % kHalf / 2 * 32;
+        ahead.step<2>();
         for (int64_t d = 0; d < width; d += 32, to += 2 * kTileBf16) {
             const __m512i a = load_channels(even + d, v_dim - d);
             const __m512i b = load_channels(odd + d, v_dim - d);
@@ -75,29 +96,6 @@ SPECDEC_SIMD void store_channels(const float* at, float factor, int64_t left, bf
                     _mm512_permutex2var_ps(x, _mm512_add_epi32(low, _mm512_set1_epi32(8)), y));
     const int64_t count = left < 32 ? left : 32;
     for (int64_t i = 0; i < count; ++i) out[i] = from_float<bf16>(channels[i] + 0.0f);
-}
-
-// Brings rows of keys first .. last-1 of one head from the second cache into the first.
-inline void fetch_rows(const Rows<bf16>& rows, int64_t channels, int first, int last) {
-    for (int key = first; key < last; ++key) {
-        for (int64_t d = 0; d < channels; d += 32) __builtin_prefetch(rows.at[key] + d, 0, 3);
-    }
-}
-
-// Asks for rows of keys first .. last-1 of a tile that comes later, of all heads, in the order of their
-// addresses: neighbouring heads lie side by side, and so the processor's own prefetchers join in.
-inline void prefetch_keys(const View<const bf16, 4>& cache, int64_t first_head, int64_t heads,
-                          const Places& places, int first, int last) {
-    const int64_t bytes = cache.size[3] * sizeof(bf16);
-    for (int key = first; key < last; ++key) {
-        if ((places.present >> key & 1) == 0) continue;
-        const bf16* row = cache.data + first_head * cache.stride[2] +
-                          places.page[key] * cache.stride[0] + places.offset[key] * cache.stride[1];
-        for (int64_t h = 0; h < heads; ++h, row += cache.stride[2]) {
-            const char* at = reinterpret_cast<const char*>(row);
-            for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-        }
-    }
 }
 
 }  // namespace

@@ -159,18 +159,14 @@ struct Logits {
     const TileView& view;
 };
 
-// Logits before the cap (raw scores where Raw) to weights: online softmax of a vector of rows over this
-// tile. Returns what earlier sums are scaled by. The sum over keys is the tree of sum_lanes over
-// (k, k + 16, k + 32, k + 48).
-template <int V, bool Raw>
+// Logits before the cap to weights: online softmax of a vector of rows over this tile. Returns what
+// earlier sums are scaled by. The sum over keys is the tree of sum_lanes over (k, k + 16, k + 32,
+// k + 48).
+template <int V>
 SPECDEC_SIMD Native soften(const Logits& t, int v, const State& state) {
     constexpr int kStep = V * kNativeLanes;
     float* scores = t.scores + v * kNativeLanes;
     const Native none = spread<Native>(-__builtin_inff());
-    for (int key = 0; Raw && key < kTile; ++key) {
-        float* at = scores + key * kStep;
-        store(at, load_native(at) * spread<Native>(t.scale.factor));
-    }
     for (int key = 0; t.scale.cap != 0.0f && key < kTile; ++key) {
         float* at = scores + key * kStep;
         store(at, soft_cap(load_native(at), t.scale.cap));
@@ -276,7 +272,7 @@ void add_wide_tile(const WideTile<T>& t, const State& state) {
     });
     Native decay[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) decay[v] = soften<V, false>({t.scores, t.scale, t.view}, v, state);
+    for (int v = 0; v < V; ++v) decay[v] = soften<V>({t.scores, t.scale, t.view}, v, state);
     for (int64_t d = 0; d < t.v_dim; d += kValueChannels) {
         const bool whole = d + kValueChannels <= t.v_dim;
         const int64_t width = whole ? kValueChannels : kLanes;
