@@ -16,9 +16,12 @@
 Contenders are called in turn, in changing order, `repeats` times; each turn is long enough to time.
 A ratio is the median over the turns of peer / ours, so that a machine that slows down for a while
 slows both. There are two floors, from peaks measured in the same run at the same number of threads:
-`bytes` over the memory bandwidth (the faster of a sum and a copy of a buffer that no cache holds; inputs
-must be rotated through more memory than that, or the floor means nothing), and `flops` over what torch's
-float32 matrix product reaches (on a GPU: of `dtype`). No number here comes from another run or machine.
+`bytes` over the memory bandwidth (the faster of a sum and a copy), and `flops` over what torch's float32
+matrix product reaches (on a GPU: of `dtype`). No number here comes from another run or machine.
+
+A case runs cold: its inputs are rotated through more memory than the caches hold, and the bandwidth is
+that of a buffer which no cache holds. With warm=True it runs a second time on its first input alone, as
+rows that the layer before has just written, against the bandwidth of a buffer of `bytes`.
 """
 
 import json
@@ -63,16 +66,16 @@ class Harness:
         self._sync()
         return (time.perf_counter() - begin) / calls
 
-    def bandwidth(self, threads):
-        """(read, copy) in bytes per second of a buffer larger than any cache."""
-        if threads not in self._bandwidth:
-            x = torch.ones(1 << 26, device=self.device)
+    def bandwidth(self, threads, size=1 << 28):
+        """(read, copy) in bytes per second of a buffer of `size` bytes: larger than any cache."""
+        if (threads, size) not in self._bandwidth:
+            x = torch.ones(max(size // 4, 1), device=self.device)
             y = torch.empty_like(x)
-            once = [None]
-            read = [self._seconds(lambda _: x.sum(), 1, once, 0) for _ in range(7)]
-            copy = [self._seconds(lambda _: y.copy_(x), 1, once, 0) for _ in range(7)]
-            self._bandwidth[threads] = (x.nbytes / min(read), 2 * x.nbytes / min(copy))
-        return self._bandwidth[threads]
+            once, calls = [None], max(1, (1 << 24) // size)
+            read = [self._seconds(lambda _: x.sum(), calls, once, 0) for _ in range(7)]
+            copy = [self._seconds(lambda _: y.copy_(x), calls, once, 0) for _ in range(7)]
+            self._bandwidth[threads, size] = (x.nbytes / min(read), 2 * x.nbytes / min(copy))
+        return self._bandwidth[threads, size]
 
     def peak_flops(self, threads, dtype):
         """Floating point operations per second of a large matrix product. CPU kernels compute in float32."""
@@ -97,14 +100,22 @@ class Harness:
         target=None,
         flops=0,
         dtype=torch.float32,
+        warm=False,
     ):
         """Checks, then measures at every number of threads, and prints a line each."""
         check()
         contenders = {"ours": ours, **peers}
+        work = {"bytes": bytes, "flops": flops, "dtype": dtype, "target": target}
+        self._measure(op, name, contenders, inputs, **work)
+        if warm:
+            self._measure(op, name + ", warm", contenders, inputs[:1], **work, size=int(bytes))
+
+    def _measure(self, op, name, contenders, inputs, *, bytes, flops, dtype, target, size=1 << 28):
+        peers = [key for key in contenders if key != "ours"]
         for threads in self.threads:
             if self.device.type == "cpu":
                 torch.set_num_threads(threads)
-            read, copy = self.bandwidth(threads)
+            read, copy = self.bandwidth(threads, size)
             peak = self.peak_flops(threads, dtype) if flops else None
             calls = {}
             for key, fn in contenders.items():
