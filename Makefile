@@ -27,14 +27,15 @@ EMU_LIBS := build/emu/stamp
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
-.PHONY: help demo test bench lint format test-cpu test-emulated test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
+.PHONY: help demo test check bench lint format test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
-	@echo "make test          all tests that need no GPU (CPU, emulated CUDA, nvcc compile check)"
+	@echo "make test          all tests that need no GPU: CPU, emulated CUDA plain and under the detectors"
+	@echo "make check         make test, sanitizers, nvcc and a sample of the seeded bugs: what CI runs"
 	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
-	@echo "make seeded-bugs   every seeded bug must be caught (slow; make test runs a sample)"
+	@echo "make seeded-bugs   every seeded bug must be caught (slow; make check runs a sample)"
 	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 1,000)"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
 	@echo "make format        formats C++ and Python sources"
@@ -43,16 +44,20 @@ demo: $(VENV)/package $(VENV)/examples
 	$(PY) examples/generate.py $(ARGS)
 
 test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	$(MAKE) -j 2 test-emulated test-cpu test-asan check-cuda
+	$(MAKE) -j 2 test-hooks test-plain
+
+# What CI runs: the tests, the sanitizers, nvcc, and a sample of the seeded bugs.
+check: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+	$(MAKE) -j 2 test-hooks test-plain test-asan check-cuda
 	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
 
-# Two run side by side: the CUDA kernels on the emulator take as long as the rest together, which is CPU
-# kernels and everything without a backend, the sanitizers, and nvcc.
-test-cpu: $(VENV)/package $(VENV)/tests $(VENV)/examples
-	SPECDEC_BACKENDS=cpu $(PYTEST) python_tests $(call named,cpu)
+# Two run side by side: kernels under the detectors take about as long as the CPU's, the plain emulated
+# ones and all that has no backend together.
+test-plain: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+	SPECDEC_BACKENDS=cpu,emu $(PYTEST) python_tests $(call named,plain)
 
-test-emulated: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
-	SPECDEC_BACKENDS=emu,emu_hooks $(PYTEST) python_tests cpp_tests -k emu $(call named,emu)
+test-hooks: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+	SPECDEC_BACKENDS=emu_hooks $(PYTEST) python_tests cpp_tests -k emu $(call named,hooks)
 
 # Quick loop for developers: only the Python tests, arguments through ARGS.
 test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)

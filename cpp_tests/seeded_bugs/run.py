@@ -344,7 +344,7 @@ def main():
     except Broken as broken:
         sys.exit(f"seeded_bugs: {broken}")
     WORK.mkdir(parents=True, exist_ok=True)
-    # A sample runs after the whole test suite (make test), which is its baseline.
+    # A sample runs after the whole test suite (make check), which is its baseline.
     if not args.sample and not args.no_baseline:
         baseline(chosen)
     missed = []
