@@ -11,10 +11,10 @@
 // tiles does not know its neighbours. A key that a row does not see has weight 0.
 #pragma once
 
-#include <atomic>
 #include <cstring>
 #include <vector>
 
+#include "cpu_amx_tiles.h"
 #include "cpu_narrow.h"
 #include "cpu_plan.h"
 #include "cpu_amx_copy.h"
@@ -22,33 +22,6 @@
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-constexpr int kPairs = 16;  // bf16 pairs of a row of a tile
-
-// The thread's tile registers, for as long as this lives.
-class TileRegisters {
-  public:
-    TileRegisters() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        for (int i = 0; i < 8; ++i) {
-            config.bytes[i] = 64;
-            config.rows[i] = kTileRows;
-        }
-        _tile_loadconfig(&config);
-    }
-    ~TileRegisters() { _tile_release(); }
-    TileRegisters(const TileRegisters&) = delete;
-    TileRegisters& operator=(const TileRegisters&) = delete;
-};
-
-// The compiler does not know that tile instructions touch memory.
-SPECDEC_SIMD void tile_fence() {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-}
 
 constexpr int64_t state_width(int64_t v_dim) {
     return whole_tiles(v_dim);
@@ -139,35 +112,6 @@ SPECDEC_SIMD void score_tiles(const KeyStrip (&keys)[2], int64_t width, const bf
 }
 
 // --- 3. Weights as the left factor ---------------------------------------------------------------
-
-// Turns 16 x 16 words.
-SPECDEC_SIMD void turn(__m512i (&x)[16]) {
-    __m512i y[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        x[4 * i] = _mm512_unpacklo_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 1] = _mm512_unpackhi_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 2] = _mm512_unpacklo_epi64(y[4 * i + 1], y[4 * i + 3]);
-        x[4 * i + 3] = _mm512_unpackhi_epi64(y[4 * i + 1], y[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-    }
-}
 
 // Weights of 32 keys and 16 rows, [key][lanes] float32, to [row][64 keys] bf16.
 inline void turn_weights(const float* scores, int lanes, bf16* weights) {
