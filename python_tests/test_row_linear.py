@@ -1,5 +1,8 @@
 """row_linear: against the float64 oracle, and bit for bit against itself row by row."""
 
+import ctypes
+import mmap
+
 import isa_linear
 import pytest
 import torch
@@ -9,6 +12,7 @@ from oracles import row_linear as oracle
 
 import specdec_ext
 
+PROT_NONE = 0
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -156,6 +160,27 @@ def test_weights_behind_2_to_31_elements(backend):
     assert_same(run(backend, x, weight), run(backend, x, values))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, size", [(5, 40), (21, 33), (32, 77)])
+def test_cpu_reads_nothing_behind_the_last_element(dtype, outputs, size):
+    """Weights and rows that end where the process has no memory: reading on ends it."""
+    x, weight, _ = case(3, outputs, size, dtype, bias=False)
+    wanted = specdec_ext.row_linear(x, weight)
+    assert_same(specdec_ext.row_linear(at_the_end(x), at_the_end(weight)), wanted)
+
+
+def at_the_end(t):
+    """A copy whose last byte is the last one before a page that must not be touched."""
+    page = mmap.PAGESIZE
+    size = -(-t.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    libc = ctypes.CDLL(None, use_errno=True)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(page), PROT_NONE) == 0
+    copy = torch.frombuffer(memory, dtype=t.dtype, count=t.numel(), offset=size - t.nbytes)
+    return copy.view(t.shape).copy_(t)
+
+
 def test_errors_name_op_argument_wanted_got(backend):
     x, weight, bias = (t.to(backend.device) for t in case(3, 5, 8))
     bad = [
@@ -194,7 +219,7 @@ def test_threads_give_the_same_bits(dtype):
         assert_same(other, results[0])
 
 
-def test_isas_give_the_same_bits(tmp_path):
+def test_cpu_isas_give_the_same_bits(tmp_path):
     """Every instruction set this CPU has, each in its own process; bf16 on AMX tiles has bits of its own, which
     are as near the exact result, and a row has them in every call."""
     results = results_by_isa("isa_linear.py", tmp_path)
