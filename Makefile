@@ -76,7 +76,8 @@ seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 fuzz: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 	SPECDEC_FUZZ_BATCHES=10000 SPECDEC_BACKENDS=cpu,emu $(PYTEST) python_tests/test_mixed_batches.py
 
-# Compiles every CUDA kernel and fails on any register spill; needs nvcc, says so when it is absent.
+# Compiles every CUDA kernel, fails on any register spill and on machine code without tensor cores or
+# asynchronous copies where they belong; needs nvcc, says so when it is absent.
 check-cuda: $(VENV)/package $(VENV)/tests
 	$(PY) tools/check_cuda.py --archs "$(CUDA_ARCHS)" $(call named,nvcc)
 
@@ -109,6 +110,7 @@ $(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
 $(VENV)/tests: $(VENV)/torch
 	$(BIN)/pip install --quiet pytest hypothesis
 	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
+	$(BIN)/pip install --quiet --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 	@touch $@
 
 $(VENV)/examples: $(VENV)/torch

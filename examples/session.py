@@ -3,7 +3,8 @@
 import argparse
 import importlib.util
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,6 +65,22 @@ class Session:
         if any(plain.status) or any(speculative.status):
             self.ui.line(f"status bits: {plain.status} {speculative.status}", "red")
         return Comparison(workload, drafter.name, self.args.k, plain, speculative, baseline)
+
+    def compare(self, workload: Workload, draft_lengths: Sequence[int]) -> dict[int, Comparison]:
+        """By draft length, quietly: one plain run against a speculative one each."""
+        plain = self.engine.generate(workload.requests)
+        found = {}
+        for k in draft_lengths:
+            drafter = PromptLookup()
+            speculative = self.engine.generate(workload.requests, drafter, k)
+            found[k] = Comparison(workload, drafter.name, k, plain, speculative, None)
+        return found
+
+    def with_linear(self, name: str) -> "Session":
+        """The same model with other linears."""
+        model = self.engine.model
+        model = LlamaModel(model.config, model.weights, LINEARS[name])
+        return replace(self, engine=Engine(model, self.engine.stop_ids, self.engine.page_size))
 
     def _run_plain(self, workload: Workload, quiet: bool) -> Generation:
         if quiet:

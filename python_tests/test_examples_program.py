@@ -155,25 +155,34 @@ def test_check_identity_counts_and_fails(short_prompts, monkeypatch, tmp_path):
     arguments = ["--check-identity", "--max-new-tokens", "16", "--json", str(out)]
     session, stream = session_with(arguments)
     assert generate.check_identity(session) == 0
-    assert "speculative = plain, batch 1: 8/8 identical" in stream.getvalue()
+    for k in (3, 5, 7):
+        assert f"speculative = plain, batch 1, {k} drafts: 8/8 identical" in stream.getvalue()
+    assert "specdec linears, fp32: 0 of 24 outputs differ" in stream.getvalue()
     assert "speculative = plain, batch 8: 8/8 identical" in stream.getvalue()
     assert "plain batch 8 = plain batch 1: 8/8 identical" in stream.getvalue()
-    identity = json.loads(out.read_text())["identity"]
-    assert all(len(same) == 8 and all(same) for same in identity.values())
+    figures = json.loads(out.read_text())
+    assert len(figures["identity"]) == 5 and len(figures["beside"]) == 3
+    assert all(len(same) == 8 and all(same) for same in figures["identity"].values())
+    assert all(len(same) == 8 for same in figures["beside"].values())
+    differ = sum(not ok for same in figures["beside"].values() for ok in same)
+    assert f"torch linears, fp32: {differ} of 24 outputs differ" in stream.getvalue()
 
     monkeypatch.setattr(Engine, "generate", lying(Engine.generate))
     session, stream = session_with(arguments)
     assert generate.check_identity(session) == 1
-    assert "batch 1: 0/8 identical; different: fix_text, edit_code" in stream.getvalue()
+    assert "batch 1, 3 drafts: 0/8 identical; different: fix_text, edit_code" in stream.getvalue()
+    assert "specdec linears, fp32: 24 of 24 outputs differ" in stream.getvalue()
     assert "batch 8: 7/8 identical; different: fix_text\n" in stream.getvalue()
 
 
-def test_a_mismatch_fails_the_demo_in_fp32_only(short_prompts, monkeypatch):
+def test_a_mismatch_fails_the_demo_where_identity_is_claimed(short_prompts, monkeypatch):
     monkeypatch.setattr(Engine, "generate", lying(Engine.generate))
     session, stream = session_with(["--batch", "8", "--max-new-tokens", "8"])
     assert generate.run_prompts(session) == 1
     assert "batch 8: 7 of 8 identical" in stream.getvalue()
     session.args.dtype = "bf16"
+    assert generate.run_prompts(session) == 1
+    session.args.linear = "torch"
     assert generate.run_prompts(session) == 0
 
 

@@ -88,6 +88,29 @@ def test_max_len(backend, max_len, emitted, finished, positions, slots):
 
 
 @pytest.mark.parametrize(
+    "seq_len, emitted, finished",
+    [
+        (2**31 - 1, 0, True),
+        (2**31 - 2, 0, True),
+        (2**31 - 3, 1, True),
+        (2**31 - 5, 3, True),
+        (2**31 - 6, 3, False),
+    ],
+)
+def test_a_length_ends_at_the_largest_int32(backend, seq_len, emitted, finished):
+    """Without max_len: what does not fit ends the request, as a limit of 2^31 - 1 tokens does."""
+    case = one([5, 6, 7, -1], 2, seq_len=seq_len, block_len=6)
+    out = check(backend, case)
+    assert out[3].tolist() == [seq_len + emitted]
+    assert out[4].tolist() == [emitted] and out[5].tolist() == [finished]
+    limited = run(backend, case | {"max_len": torch.tensor([2**31 - 1], dtype=torch.int32)})
+    for mine, theirs, name in zip(limited, out, oracle.NAMES, strict=True):
+        assert_same(mine, theirs, name)
+    if not finished:  # the anchor at 2^31 - 3, one more place, then none
+        assert out[1].tolist() == [[2**31 - 3] + [2**31 - 2] * 5]
+
+
+@pytest.mark.parametrize(
     "stops, emitted, finished",
     [
         ([], 3, False),

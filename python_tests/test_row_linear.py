@@ -1,5 +1,9 @@
 """row_linear: against the float64 oracle, and bit for bit against itself row by row."""
 
+import ctypes
+import mmap
+
+import isa_linear
 import pytest
 import torch
 from compare import assert_close, assert_same
@@ -8,6 +12,7 @@ from oracles import row_linear as oracle
 
 import specdec_ext
 
+PROT_NONE = 0
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -46,6 +51,8 @@ def check(backend, arguments):
         (64, 9, 520),
         (65, 37, 40),
         (130, 5, 67),
+        (300, 3, 40),
+        (3, 40, 8224),
     ],
 )
 def test_matches_oracle(backend, dtype, bias, rows, outputs, size):
@@ -153,6 +160,27 @@ def test_weights_behind_2_to_31_elements(backend):
     assert_same(run(backend, x, weight), run(backend, x, values))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs, size", [(5, 40), (21, 33), (32, 77)])
+def test_cpu_reads_nothing_behind_the_last_element(dtype, outputs, size):
+    """Weights and rows that end where the process has no memory: reading on ends it."""
+    x, weight, _ = case(3, outputs, size, dtype, bias=False)
+    wanted = specdec_ext.row_linear(x, weight)
+    assert_same(specdec_ext.row_linear(at_the_end(x), at_the_end(weight)), wanted)
+
+
+def at_the_end(t):
+    """A copy whose last byte is the last one before a page that must not be touched."""
+    page = mmap.PAGESIZE
+    size = -(-t.nbytes // page) * page
+    memory = mmap.mmap(-1, size + page)
+    libc = ctypes.CDLL(None, use_errno=True)
+    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert libc.mprotect(ctypes.c_void_p(base + size), ctypes.c_size_t(page), PROT_NONE) == 0
+    copy = torch.frombuffer(memory, dtype=t.dtype, count=t.numel(), offset=size - t.nbytes)
+    return copy.view(t.shape).copy_(t)
+
+
 def test_errors_name_op_argument_wanted_got(backend):
     x, weight, bias = (t.to(backend.device) for t in case(3, 5, 8))
     bad = [
@@ -191,11 +219,20 @@ def test_threads_give_the_same_bits(dtype):
         assert_same(other, results[0])
 
 
-def test_isas_give_the_same_bits(tmp_path):
+def test_cpu_isas_give_the_same_bits(tmp_path):
+    """Every instruction set this CPU has, each in its own process; bf16 on AMX tiles has bits of its own, which
+    are as near the exact result, and a row has them in every call."""
     results = results_by_isa("isa_linear.py", tmp_path)
-    for isa, other in results.items():
-        for name, wanted in results["baseline"].items():
-            assert_same(other[name], wanted, f"{name} on {isa}")
+    for name, arguments in isa_linear.cases():
+        wanted = oracle.row_linear(*arguments)
+        peer = oracle.torch_peer(*arguments)
+        for isa, other in results.items():
+            if isa != "amx" or "bfloat16" not in name:
+                assert_same(other[name], results["baseline"][name], f"{name} on {isa}")
+            assert_same(other[f"{name} row by row"], other[name], f"{name} on {isa}")
+            for part in (slice(0, 2), slice(3, None)):  # output 2 has a large weight
+                got = other[name][:, part]
+                assert_close(got, wanted[:, part], peer[:, part], what=f"{name} on {isa}")
 
 
 def test_opcheck_and_compile():

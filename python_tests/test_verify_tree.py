@@ -134,6 +134,23 @@ def test_draft_ids_outside_the_vocabulary(backend, method):
         trees.check(backend, case)
 
 
+@pytest.mark.parametrize("children, method", RULES)
+def test_wrong_cu_rows_stay_inside(backend, children, method):
+    """Offsets outside 0 .. R or decreasing: requests that share rows are inactive, the others as ever."""
+    case = trees.random_case(5, 20, 6, seed=11, children=children, method=method)
+    rows = len(case["parents"])
+    for cu in (
+        [-5, 0, 3, 3, 100, 2**31 - 1],
+        [rows] * 6,
+        [20, 30, 40, 50, 60, 70],
+        [8, 2, 9, 1, 5, 0],
+        [0, 2, 9, 4, 9, rows],
+        [0, 9, 3, 6, 9, 11],
+        [5, 9, 0, 6, 2, 9],
+    ):
+        trees.check(backend, {**case, "cu_rows": torch.tensor(cu, dtype=torch.int32)})
+
+
 @pytest.mark.slow
 def test_a_request_depends_on_itself_alone(backend):
     for children, method in RULES:

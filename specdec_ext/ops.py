@@ -164,7 +164,7 @@ def next_round(
         block_len: rows of the draft block, at least 0: the anchor and what stands behind it.
         mask_token_id: input id of the rows behind the anchor, and of requests without a block.
         stop_token_ids: ``[S]`` int32 or int64; negative ones are ignored.
-        max_len: int32 ``[B]``, most tokens of the request, prompt and output.
+        max_len: int32 ``[B]``, most tokens of the request, prompt and output; absent: 2^31 - 1.
 
     Returns:
         input_ids: ``[B, block_len]``, dtype of tokens: the anchor, then mask_token_id.

@@ -1,7 +1,7 @@
 """Compiles every CUDA kernel for a list of architectures and checks what ptxas says.
 
-Fails on any spill and on a CUDA library that does not register every op. Prints registers per
-kernel. Without nvcc it says so and succeeds: the kernels' logic is tested on the emulator.
+Fails on any spill, on machine code that lacks what it is written for (check_sass.py), and on a CUDA library
+that does not register every op. Prints registers per kernel. Without nvcc it says so and succeeds: the kernels' logic is tested on the emulator.
 
     python tools/check_cuda.py --archs "80-real;90-real;100-real;120"
 """
@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+
+import check_sass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "cuda"
@@ -115,6 +117,7 @@ def main():
     if spilled:
         sys.exit(f"check_cuda: {len(spilled)} functions spill registers")
     print(f"check_cuda: {len(functions)} functions, no spills")
+    check_sass.check(BUILD / "_C_cuda.so", archs)
     check_registrations()
 
 

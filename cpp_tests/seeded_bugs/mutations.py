@@ -333,7 +333,7 @@ _CPU = [
 ]
 _AMX = [
     Mutation(id, file, old, new, "cpu", "", tests, isa="amx")
-    for id, file, old, new, tests in cpu.AMX_BUGS
+    for id, file, old, new, tests in cpu.AMX_BUGS + row_linear.AMX_BUGS
 ]
 
 _KEYS = [

@@ -71,9 +71,11 @@ BUGS = [
      "plain", "", ROUND_TESTS),
     ("round-negative-page", RULES, "return page < 0 ? -1 : page", "return page", "plain", "",
      ROUND_TESTS),
-    ("round-slot-at-max-len", RULES, "row.position >= p.max_len[b]", "row.position > p.max_len[b]",
+    ("round-slot-at-max-len", RULES, "row.position >= limit_of(p, b)", "row.position > limit_of(p, b)",
      "plain", "", ROUND_TESTS),
     ("round-page-in-32-bit", RULES, "const int64_t page = *p.block_table.at(b, column);",
      "const int32_t page = *p.block_table.at(b, column) * static_cast<int32_t>(p.page_size) / p.page_size;",
      "plain", "", FAULTS),
+    ("round-length-wraps", RULES, "constexpr int64_t kLongest = 0x7fffffff;",
+     "constexpr int64_t kLongest = int64_t{1} << 62;", "plain", "", ROUND_TESTS),
 ]  # fmt: skip

@@ -63,6 +63,13 @@ BUGS = [
     ("vtree-requests-share-masses", KERNEL,
      "static_cast<int64_t>(blockIdx.x) * shared.plan.target_layout.num_tiles", "0", "hooks",
      RACE_GLOBAL, TESTS),
+    # Rows of more than one request.
+    ("vtree-shared-rows-walked", KERNEL, "shared.r.count == 0 || !is_alone", "shared.r.count == 0",
+     "hooks", f"{RACE_GLOBAL}|out of bounds", f"{TESTS}::wrong_cu_rows"),
+    ("vtree-shared-rows-seen-from-behind-only", "csrc/kernels/common/rows.h", "i <= b ? entry > rows.first :",
+     "i <= b ? false :", "plain", "", f"{TESTS}::wrong_cu_rows"),
+    ("cpu-vtree-shared-rows-walked", "csrc/kernels/verify_tree/cpu.cpp", "rows.count == 0 || !alone[b]",
+     "rows.count == 0", "cpu", "", f"{TESTS}::wrong_cu_rows"),
     # Outputs.
     ("vtree-top-ids-unfiltered", REPORT, "kept.rank = rank_of(scratch.cut->z, scratch.cut->id);", ";",
      "plain", "", TESTS),

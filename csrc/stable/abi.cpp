@@ -1,6 +1,7 @@
 #include "abi.h"
 
 #include <mutex>
+#include <sstream>
 
 #include "check.h"
 #include "parallel.h"
@@ -125,9 +126,14 @@ Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dty
         strides[d] = strides[d + 1] * (sizes[d + 1] > 1 ? sizes[d + 1] : 1);
     }
     AtenTensorHandle handle;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, sizes.data(), strides.data(),
-                                                           code_of(dtype), device_type,
-                                                           like.get_device_index(), &handle));
+    const auto error = aoti_torch_empty_strided(ndim, sizes.data(), strides.data(), code_of(dtype),
+                                                device_type, like.get_device_index(), &handle);
+    if (error != AOTI_TORCH_SUCCESS) {
+        std::ostringstream shape;
+        for (int64_t d = 0; d < ndim; ++d) shape << (d ? ", " : "") << sizes[d];
+        fail(op_at_work(), "memory", "wanted a tensor [", shape.str(), "] of ", dtype_name(dtype),
+             ", got none (out of memory?)");
+    }
     return Tensor(handle);
 }
 

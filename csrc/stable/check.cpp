@@ -18,7 +18,16 @@ std::string strides_text(const Tensor& t) {
     return text.str();
 }
 
+namespace {
+thread_local const char* g_op_at_work = "";
+}  // namespace
+
+const char* op_at_work() {
+    return g_op_at_work;
+}
+
 Arg::Arg(const char* op, const char* name, const Tensor& t) : op_(op), name_(name), t_(t) {
+    g_op_at_work = op;
     if (!t.defined()) fail(op, name, "wanted a tensor, got None");
 }
 

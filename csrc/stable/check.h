@@ -23,6 +23,9 @@ template <class... Parts>
 std::string shape_text(const Tensor& t);
 std::string strides_text(const Tensor& t);  // "strides [2, 6] of shape [3, 2]"
 
+// The op whose arguments this thread checked last: whose call it is in.
+const char* op_at_work();
+
 // A tensor argument under its name; the checks chain: Arg(op, "k", k).dims(3, "[R, Hkv, D]")...
 class Arg {
   public:

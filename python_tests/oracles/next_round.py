@@ -37,7 +37,7 @@ def next_round(
     new_lens, num_emitted, finished = seq_lens.clone(), torch.zeros_like(seq_lens), []
     for b in range(batch):
         row, seq_len = tokens[b].tolist(), int(seq_lens[b])
-        limit = float("inf") if max_len is None else int(max_len[b])
+        limit = 2**31 - 1 if max_len is None else int(max_len[b])
         if not row or row[0] < 0:
             finished.append(False)
             continue

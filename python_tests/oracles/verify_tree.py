@@ -24,6 +24,15 @@ def structure(parents, max_depth):
     return children, status
 
 
+def own_span(cu_rows, b, num_rows):
+    """Rows of request b; none where cu_rows decreases and gives some of them to others too."""
+    begin, end = span(cu_rows, b, num_rows)
+    entries = [span(cu_rows, i, num_rows)[0] for i in range(len(cu_rows) - 1)]
+    entries.append(max(0, min(int(cu_rows[-1]), num_rows)))
+    alone = max(entries[: b + 1]) <= begin and min(entries[b + 1 :]) >= end
+    return (begin, end) if alone else (begin, begin)
+
+
 def verification(b, choices, case):
     """(The Verification of request b, the tree's status), None when it is inactive."""
     options = dict(case)
@@ -38,7 +47,7 @@ def verification(b, choices, case):
         options.pop(name, None)
     controls = Controls(vocab_size, **options)
 
-    begin, end = span(cu_rows, b, target.shape[0])
+    begin, end = own_span(cu_rows, b, target.shape[0])
     if begin == end:
         return None
     t = np.float32(1) if draft_temperature is None else np.float32(draft_temperature[b].item())

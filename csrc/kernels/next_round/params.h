@@ -1,7 +1,7 @@
 // next_round: what the next draft pass of every request needs, from what verification accepted.
 //   seq_lens is the KV length before the pass, which is the position of the old anchor. The tokens of
 //   request b are emitted one by one: num_accepted + 1 of them, fewer when one is a stop token (the last
-//   one emitted), when the request then holds max_len tokens, or when an id is negative. Each one grows
+//   one emitted), when the request then holds max_len tokens (2^31 - 1 without max_len), or when an id is negative. Each one grows
 //   the KV by a place, so the last one, the new anchor, has position seq_lens + num_emitted.
 //   The block is the new anchor and placeholders behind it, at the positions from there on.
 #pragma once
@@ -21,7 +21,7 @@ struct NextRoundParams {
     int64_t block_len;
     int64_t mask_token_id;
     IndexView stop_token_ids;  // [S], empty when there are none
-    const int32_t* max_len;    // [B] or nullptr (= no limit)
+    const int32_t* max_len;    // [B] or nullptr (= 2^31 - 1)
     int64_t batch;
     void* input_ids;        // [B, block_len]
     int64_t* positions;     // [B, block_len]
@@ -41,10 +41,15 @@ SPECDEC_HD bool is_active(const NextRoundParams& p, int64_t b) {
     return p.tokens.size[1] > 0 && token_at(p, b, 0) >= 0;
 }
 
-// Tokens that the request may hold besides those before the pass and its anchor.
+// Tokens that the request may hold: lengths are int32, so there is always an end.
+SPECDEC_HD int64_t limit_of(const NextRoundParams& p, int64_t b) {
+    constexpr int64_t kLongest = 0x7fffffff;
+    return p.max_len == nullptr ? kLongest : p.max_len[b];
+}
+
+// Tokens that it may hold besides those before the pass and its anchor.
 SPECDEC_HD int64_t room_of(const NextRoundParams& p, int64_t b) {
-    constexpr int64_t kNoLimit = int64_t{1} << 62;
-    return p.max_len == nullptr ? kNoLimit : int64_t{p.max_len[b]} - p.seq_lens[b] - 1;
+    return limit_of(p, b) - p.seq_lens[b] - 1;
 }
 
 // Tokens that may be emitted as long as none of them ends the request.
@@ -83,8 +88,8 @@ struct BlockRow {
 SPECDEC_HD BlockRow block_row(const NextRoundParams& p, int64_t b, int64_t j, int64_t anchor,
                               int64_t start) {
     BlockRow row{j == 0 ? anchor : p.mask_token_id, start + j, -1};
-    if (p.max_len != nullptr && row.position >= p.max_len[b]) {
-        row.position = p.max_len[b] - 1;  // of an unfinished request: at least its anchor's
+    if (row.position >= limit_of(p, b)) {
+        row.position = limit_of(p, b) - 1;  // of an unfinished request: at least its anchor's
     } else {
         row.slot = slot_of_place(p, b, row.position);
     }

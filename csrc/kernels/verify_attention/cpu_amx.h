@@ -11,41 +11,16 @@
 // tiles does not know its neighbours. A key that a row does not see has weight 0.
 #pragma once
 
-#include <atomic>
 #include <cstring>
 #include <vector>
 
+#include "cpu_amx_tiles.h"
 #include "cpu_narrow.h"
 #include "cpu_plan.h"
 #include "cpu_amx_weights.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
-
-// The thread's tile registers, for as long as this lives.
-class TileRegisters {
-  public:
-    TileRegisters() {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        for (int i = 0; i < 8; ++i) {
-            config.bytes[i] = 64;
-            config.rows[i] = kTileRows;
-        }
-        _tile_loadconfig(&config);
-    }
-    ~TileRegisters() { _tile_release(); }
-    TileRegisters(const TileRegisters&) = delete;
-    TileRegisters& operator=(const TileRegisters&) = delete;
-};
-
-// The compiler does not know that tile instructions touch memory.
-SPECDEC_SIMD void tile_fence() {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
-}
 
 constexpr int64_t state_width(int64_t v_dim) {
     return whole_tiles(v_dim);

@@ -2,25 +2,13 @@
 // Included by cpu_amx.h only.
 #pragma once
 
+#include "cpu_amx_tiles.h"
 #include "cpu_narrow.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int kTileRows = 16;  // of an AMX tile; its rows are 64 bytes
-constexpr int kTileBf16 = 32 * kTileRows;
 constexpr int kHalf = 32;  // keys that one multiplication of weights and V takes
-
-// Channels of a row as tiles take them.
-constexpr int64_t whole_tiles(int64_t channels) {
-    return (channels + 31) / 32 * 32;
-}
-
-// Up to 32 channels; zeros behind them.
-SPECDEC_SIMD __m512i load_channels(const bf16* at, int64_t left) {
-    if (left >= 32) return _mm512_loadu_si512(at);
-    return _mm512_maskz_loadu_epi16((1u << left) - 1, at);
-}
 
 // Asks for the rows of K and V of the tile that comes next, of all heads of a group, a few cache lines at
 // every step of this one: memory then works while the tiles multiply. In the order of their addresses,

@@ -8,8 +8,6 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int kPairs = 16;  // bf16 pairs of a row of a tile
-
 // What the scores of a tile become t = factor * x by, in powers of two. Where masks, a soft cap or a
 // factor that is not positive stand between, x are no longer the scores: prepare_scores.
 struct Scores {
@@ -32,35 +30,6 @@ inline Scores prepare_scores(float* scores, int lanes, LogitScale scale, const T
         }
     }
     return {scores, plain ? scale.factor : 1.0f, lanes};
-}
-
-// Turns 16 x 16 words.
-SPECDEC_SIMD void turn(__m512i (&x)[16]) {
-    __m512i y[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        y[2 * i] = _mm512_unpacklo_epi32(x[2 * i], x[2 * i + 1]);
-        y[2 * i + 1] = _mm512_unpackhi_epi32(x[2 * i], x[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        x[4 * i] = _mm512_unpacklo_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 1] = _mm512_unpackhi_epi64(y[4 * i], y[4 * i + 2]);
-        x[4 * i + 2] = _mm512_unpacklo_epi64(y[4 * i + 1], y[4 * i + 3]);
-        x[4 * i + 3] = _mm512_unpackhi_epi64(y[4 * i + 1], y[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-    }
 }
 
 SPECDEC_SIMD __m512i cvt_pair(Native high, Native low) {

@@ -4,6 +4,9 @@
 // Bytes moved: the target rows of the accepted path (traversal: of the nodes visited) once, and once
 // more for every rejection, with the draft row where q is read; nothing is written but the results.
 // Determinism: fixed sums over absolute tiles (vocab_row.h); a request depends on nothing but itself.
+#include <algorithm>
+#include <vector>
+
 #include "params.h"
 
 #include "tree.h"
@@ -59,12 +62,31 @@ void write_path(const VerifyTreeParams& p, int64_t b, const std::vector<int64_t>
     }
 }
 
+// Which requests share no row with another one: all of them, where cu_rows does not decrease.
+std::vector<char> requests_alone(const VerifyTreeParams& p) {
+    std::vector<char> alone(p.batch, 1);
+    const auto look = [&](int64_t b, int64_t i, int64_t entry) {
+        if (shares_rows(rows_of_request(p.cu_rows, b, p.num_rows), b, i, entry)) alone[b] = 0;
+    };
+    int64_t most = 0, least = p.num_rows;
+    for (int64_t b = 0; b < p.batch; ++b) {
+        most = std::max(most, clamp_row(p.cu_rows[b], p.num_rows));
+        look(b, b, most);
+    }
+    for (int64_t b = p.batch - 1; b >= 0; --b) {
+        least = std::min(least, clamp_row(p.cu_rows[b + 1], p.num_rows));
+        look(b, b + 1, least);
+    }
+    return alone;
+}
+
 }  // namespace
 
 void verify_tree(const VerifyTreeParams& p) {
+    const std::vector<char> alone = requests_alone(p);
     for_requests<Tree>(p, [&](auto& walk, int64_t b) {
         const RowSpan rows = rows_of_request(p.cu_rows, b, p.num_rows);
-        if (rows.count == 0) {
+        if (rows.count == 0 || !alone[b]) {
             write_path(p, b, {});
             return write_inactive(p, b);
         }

@@ -14,6 +14,7 @@
 //   most probable ids of the accepted rows alone, since nobody asks for those of the others.
 //   A thread owns 16 entries of a tile at a time. Bytes moved: target rows once, draft rows of nodes with
 //   children once; per rejection that needs its mass the two rows again, one tile of them for the token.
+//   Where cu_rows decreases, requests that share rows with others are inactive: scratch is by row.
 //   Malformed trees: a child names a row before it as its parent, so every way is finite and within the
 //   request; what the walk does not come to has no say but kBadTree.
 //   Determinism: fixed trees over absolute tiles, sums of tiles in a fixed order; a request is one
@@ -61,6 +62,7 @@ __global__ void __launch_bounds__(kTileThreads, kEdits  ? 2
     if (b < 0) return;
     const TreeRequest r = read_request(p, b);
     const int64_t u = slot.row - r.first;
+    if (u < 0) return;  // cu_rows decreases
     if (!is_needed<kEdits>(p, r, u, slot.is_draft)) return;
 
     const bool sum_wanted = !r.p.greedy || wants_processed(p);
@@ -98,6 +100,7 @@ __global__ void __launch_bounds__(kSelectThreads, 1)
     if (b < 0) return;
     const TreeRequest r = read_request(p, b);
     const int64_t u = slot.row - r.first;
+    if (u < 0) return;  // cu_rows decreases
     const LawPlan& law = slot.is_draft ? r.q : r.p;
     if (!law.filtered) return;
     // As in launch 1: what has no statistics is not looked at.
@@ -140,6 +143,17 @@ __device__ __forceinline__ bool is_bad_tree(const VerifyTreeParams& p, const Tre
     return __syncthreads_or(bad) != 0;
 }
 
+// Whether an entry of cu_rows that this thread looks at gives rows of request b to others too: what is kept by
+// row would then be theirs as well.
+__device__ __forceinline__ bool sees_shared_rows(const VerifyTreeParams& p, int64_t b) {
+    const RowSpan rows = rows_of_request(p.cu_rows, b, p.num_rows);
+    bool shared = false;
+    for (int64_t i = threadIdx.x; i <= p.batch; i += kWalkThreads) {
+        shared = shared || shares_rows(rows, b, i, clamp_row(p.cu_rows[i], p.num_rows));
+    }
+    return shared;
+}
+
 __global__ void __launch_bounds__(kWalkThreads, 1)
     tree_walk_kernel(const __grid_constant__ VerifyTreeParams p) {
     CU_SHARED(shared, WalkShared);
@@ -148,7 +162,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
         shared.plan = tree_plan(p);
         shared.r = read_request(p, blockIdx.x);
     }
-    __syncthreads();
+    const bool is_alone = __syncthreads_or(sees_shared_rows(p, blockIdx.x)) == 0;
     const bool has_map = shared.plan.has_map;
     float* q_values = has_map ? cu::smem_at<float>(dynamic, 0, kTileEntries) : nullptr;
     TopPlan* top = nullptr;
@@ -156,7 +170,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
     float* masses = scratch_at<float>(p, shared.plan.masses) +
                     static_cast<int64_t>(blockIdx.x) * shared.plan.target_layout.num_tiles;
     const Walk w{p, shared, masses, q_values};
-    if (shared.r.count == 0) {
+    if (shared.r.count == 0 || !is_alone) {
         write_outputs(w, 0, -1, 0, top);
         return;
     }
