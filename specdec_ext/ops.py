@@ -255,8 +255,9 @@ def verify_attention(
         q: ``[R, Hq, D]`` float32, float16 or bfloat16, last dimension dense. Rows that belong to no
             request are padding.
         k_cache: ``[num_pages, page_size, Hkv, D]``, dtype of q, any strides with a dense last
-            dimension; Hq is a multiple of Hkv, page_size 1 .. 256. D and Dv: 64 or 128 on CUDA, any
-            multiple of 16 up to 256 on the CPU.
+            dimension; Hq is a multiple of Hkv, page_size 1 .. 256. D and Dv: on CUDA
+            D = Dv of 64, 80, 96, 128, 192 or 256, or (192, 128), (64, 128), (128, 64); on the CPU any
+            multiples of 16 up to 256.
         v_cache: ``[num_pages, page_size, Hkv, Dv]``, dtype of q.
         block_table: int32 ``[B, P]``. A place whose page is negative or not in the cache, or beyond
             column P, is visible to no row. Columns behind the last place are never read.

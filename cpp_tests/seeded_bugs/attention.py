@@ -78,8 +78,8 @@ BUGS = [
     ("attention-combine-skips-a-segment", COMBINE, "for (int64_t i = cut;",
      "for (int64_t i = cut + 1;", "plain", ""),
     # What only shows in memory traffic, and rows of no request.
-    ("attention-tile-not-swizzled", LAYOUT, "row * kDim + ((chunk ^ (row & 7)) * 8);",
-     "row * kDim + chunk * 8;", "hooks", "wavefronts"),
+    ("attention-tile-not-swizzled", LAYOUT, "(row * kChunks + (chunk ^ (row / (8 / kSwap) & (kSwap - 1)))) * kElements;",
+     "(row * kChunks + chunk) * kElements;", "hooks", "wavefronts"),
     ("attention-padding-row-forgotten", SCHEDULE,
      "covered_until(batch) + static_cast<int>(blockIdx.x);",
      "covered_until(batch) + 1 + static_cast<int>(blockIdx.x);", "plain", ""),

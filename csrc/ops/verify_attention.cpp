@@ -16,16 +16,24 @@ namespace {
 constexpr const char* kOp = "verify_attention";
 constexpr int64_t kMaxRows = 0x7fffffff;  // cu_rows is int32
 
-void check_head_dim(const Tensor& cache, const char* name) {
-    const int64_t dim = cache.size(3);
+// On CUDA Dv follows from D, but for a few pairs: a wrong D is told apart from a wrong Dv.
+void check_head_dims(int64_t head_dim, int64_t value_dim) {
 #if defined(SPECDEC_BACKEND_CPU)
-    const bool supported = dim > 0 && dim <= kMaxHeadDim && dim % 16 == 0;
+    const auto supported = [](int64_t dim) {
+        return dim > 0 && dim <= kMaxHeadDim && dim % 16 == 0;
+    };
+    const bool key = supported(head_dim), value = supported(value_dim);
     const char* wanted = "a head_dim that is a multiple of 16 up to 256";
+    const char* wanted_value = wanted;
 #else
-    const bool supported = dim == 64 || dim == 128;
-    const char* wanted = "head_dim 64 or 128";
+    const bool key = cuda::verify_attention_has_kernel(head_dim, head_dim);
+    const bool value = cuda::verify_attention_has_kernel(head_dim, value_dim);
+    const char* wanted = "head_dim 64, 80, 96, 128, 192 or 256";
+    const char* wanted_value =
+        "head_dim D of k_cache; or 128 for D 64, 64 for D 128, 128 for D 192";
 #endif
-    check_option(supported, kOp, name, wanted, dim);
+    check_option(key, kOp, "k_cache", wanted, head_dim);
+    check_option(value, kOp, "v_cache", wanted_value, value_dim);
 }
 
 void check_mask(const Tensor& q, int64_t max_rows, const std::string& mask,
@@ -80,8 +88,7 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
         .size(2, k_cache.size(2), "Hkv of k_cache")
         .dense_last()
         .same_device(q, "q");
-    check_head_dim(k_cache, "k_cache");
-    check_head_dim(v_cache, "v_cache");
+    check_head_dims(k_cache.size(3), v_cache.size(3));
     const int64_t page_size = k_cache.size(1), kv_heads = k_cache.size(2);
     check_option(page_size >= 1 && page_size <= 256, kOp, "k_cache", "a page_size of 1 .. 256",
                  page_size);

@@ -14,7 +14,8 @@ template <class Tr>
 struct CombineTraits {
     static constexpr int kThreads = 128;
     static constexpr int kLanesPerRow = Tr::kValueDim / 4;
-    static constexpr int kRowsPerBlock = kThreads / kLanesPerRow;
+    static constexpr int kRowsPerBlock = kLanesPerRow <= 16 ? 8 : kLanesPerRow <= 32 ? 4 : 2;
+    static_assert(kRowsPerBlock * kLanesPerRow <= kThreads, "a thread per four columns");
     static constexpr int kSlices = Tr::kRows / kRowsPerBlock;
     static_assert(kSlices * kRowsPerBlock == Tr::kRows, "slices cover the tile");
 };
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(CombineTraits<Tr>::kThreads)
     if (item.first == cut || item.first < begin) return;
 
     const int thread = static_cast<int>(threadIdx.x);
+    if (thread >= Combine::kRowsPerBlock * Combine::kLanesPerRow) return;
     const int row =
         static_cast<int>(blockIdx.y) * Combine::kRowsPerBlock + thread / Combine::kLanesPerRow;
     const int column = thread % Combine::kLanesPerRow * 4;

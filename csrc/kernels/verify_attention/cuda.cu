@@ -21,6 +21,8 @@
 // bits depend neither on batch, neighbours, page layout and grid, nor on how many drafts follow it.
 #include "kernel.h"
 
+#include <utility>
+
 #include "attend.h"
 #include "dispatch.h"
 #include "simt.cuh"
@@ -35,14 +37,22 @@ int64_t at_most(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-template <int kHeadDim, int kValueDim>
+template <class C, int kHeadDim, int kValueDim>
 Status launch_simt(const VerifyAttentionParams& p, Stream stream) {
-    using Tr = SimtTraits<kHeadDim, kValueDim>;
+    using Tr = SimtTraits<C, kHeadDim, kValueDim>;
     cu::LaunchCfg cfg;
     cfg.grid = dim3(static_cast<unsigned>(p.q.size[0] * p.q.size[1]));
     cfg.block = dim3(Tr::kThreads);
     cfg.stream = stream;
     return cu::launch(cfg, verify_attention_simt_kernel<Tr>, p, logit_scale(p));
+}
+
+// Calls fn with the index of the head dims, if they are among kHeadDims.
+template <int... kIndex, class Fn>
+void dispatch_head_dims(const VerifyAttentionParams& p, std::integer_sequence<int, kIndex...>,
+                        const Fn& fn) {
+    const HeadDims wanted{static_cast<int>(p.q.size[2]), static_cast<int>(p.out.size[2])};
+    (void)((kHeadDims[kIndex] == wanted && (fn(IntTag<kIndex>{}), true)) || ...);
 }
 
 int num_sms(const VerifyAttentionParams& p) {
@@ -57,7 +67,7 @@ AttendPlan plan_attend(const VerifyAttentionParams& p) {
     const int64_t kv_heads = p.k_cache.size[2];
     const int64_t packed = p.max_rows * (p.q.size[1] / kv_heads);
     AttendPlan plan{};
-    plan.tile = attention_tile(packed);
+    plan.tile = attention_tile(packed, p.out.size[2]);
     const AttentionTile& tile = kAttentionTiles[plan.tile];
     const int64_t segments = ceil_div(p.block_table.size[1] * p.k_cache.size[1], kSegmentTokens);
     const int64_t items =
@@ -86,27 +96,28 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream) {
         return Status{1,
                       "verify_attention: scratch is smaller than verify_attention_scratch_bytes"};
     }
-    Status status{1, "verify_attention: head_dim and value_dim must be 64 or 128"};
-    dispatch_int<64, 128>(static_cast<int>(p.q.size[2]), [&](auto head_dim) {
-        dispatch_int<64, 128>(static_cast<int>(p.out.size[2]), [&](auto value_dim) {
-            constexpr int kHeadDim = decltype(head_dim)::value;
-            constexpr int kValueDim = decltype(value_dim)::value;
-            switch (p.dtype) {
-                case DType::kF32:
-                    status = launch_simt<kHeadDim, kValueDim>(p, stream);
-                    break;
-                case DType::kF16:
-                    status = attend<f16, kHeadDim, kValueDim>(p, plan_attend(p), stream);
-                    break;
-                case DType::kBF16:
-                    status = attend<bf16, kHeadDim, kValueDim>(p, plan_attend(p), stream);
-                    break;
-                default:
-                    status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};
-            }
-        });
+    Status status{1, "verify_attention: there is no kernel for these head dims"};
+    dispatch_head_dims(p, std::make_integer_sequence<int, kNumHeadDims>(), [&](auto i) {
+        constexpr HeadDims kDims = kHeadDims[decltype(i)::value];
+        switch (p.dtype) {
+            case DType::kF32:
+                status = launch_simt<float, kDims.key, kDims.value>(p, stream);
+                break;
+            case DType::kF16:
+                status = attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                break;
+            case DType::kBF16:
+                status = attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                break;
+            default:
+                status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};
+        }
     });
     return status;
+}
+
+bool verify_attention_has_kernel(int64_t head_dim, int64_t value_dim) {
+    return has_kernel(head_dim, value_dim);
 }
 
 }  // namespace specdec::cuda

@@ -50,6 +50,7 @@ inline LogitScale logit_scale(const VerifyAttentionParams& p) {
 }
 
 namespace cuda {
+bool verify_attention_has_kernel(int64_t head_dim, int64_t value_dim);
 int64_t verify_attention_scratch_bytes(const VerifyAttentionParams& p);
 Status verify_attention(const VerifyAttentionParams& p, Stream stream);
 }  // namespace cuda

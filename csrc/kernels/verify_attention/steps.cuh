@@ -10,7 +10,7 @@ namespace specdec::cuda {
 
 template <class Tr>
 struct KvStream {
-    using T = typename Tr::T;
+    using C = typename Tr::C;
     // Of this lane's token in the tile after the one being copied, read ahead of its use.
     int page = -1, place = 0;
     // Of its row in the tile being copied: of K in lanes 0..15, of V in lanes 16..31; -1: zeros.
@@ -38,33 +38,39 @@ struct KvStream {
         valid = valid >> 16 | mask << (16 * (Tr::kStages - 1));
     }
 
-    // Copies one side of the tile: 8 lanes take 128 bytes of a row, a warp 4 rows at once.
+    // Copies one side of the tile: 8 lanes take 128 bytes of a row, a warp 4 rows at once; of rows of
+    // 64 bytes 4 lanes and 8 rows.
     template <int kDim>
-    __device__ __forceinline__ void copy(T* slot, const View<const void, 4>& cache,
+    __device__ __forceinline__ void copy(C* slot, const View<const void, 4>& cache,
                                          const Task& task, bool aligned, int source_lane,
                                          const Lane<Tr>& at) {
-        const T* base = static_cast<const T*>(cache.data) + task.item.head * cache.stride[2];
+        constexpr int kChunks = kDim / Tr::kChunk, kLanes = kChunks <= 4 ? 4 : 8;
+        constexpr int kRowsAtOnce = 32 / kLanes;
+        const C* base = static_cast<const C*>(cache.data) + task.item.head * cache.stride[2];
 #pragma unroll
-        for (int i = 0; i < Tr::kWarpTokens / 4 / Tr::kRowWarps; ++i) {
-            const int token = (i * Tr::kRowWarps + at.row_warp) * 4 + at.lane / 8;
+        for (int i = 0; i < Tr::kWarpTokens / kRowsAtOnce / Tr::kRowWarps; ++i) {
+            const int token =
+                (i * Tr::kRowWarps + at.row_warp) * kRowsAtOnce + at.lane / kLanes;
             const int64_t row = __shfl_sync(kFullMask, offset, source_lane + token);
-            const T* source = row < 0 ? base : base + row;
+            const C* source = row < 0 ? base : base + row;
 #pragma unroll
-            for (int chunk = 0; chunk < kDim / 8; chunk += 8) {
-                const int c = chunk + at.lane % 8;
-                copy_chunk(slot + swizzled<kDim>(token, c), source + c * 8, row >= 0, aligned);
+            for (int chunk = 0; chunk < kChunks; chunk += kLanes) {
+                const int c = chunk + at.lane % kLanes;
+                if (chunk + kLanes > kChunks && c >= kChunks) continue;
+                copy_chunk(slot + swizzled<C, kDim>(token, c), source + c * Tr::kChunk, row >= 0,
+                           aligned);
             }
         }
     }
     // One group each, empty where there is nothing to copy: waits count groups.
-    __device__ __forceinline__ void copy_keys(T* slot, int tile, const AttendArgs& args,
+    __device__ __forceinline__ void copy_keys(C* slot, int tile, const AttendArgs& args,
                                               const Task& task, const Lane<Tr>& at) {
         if (tile < task.end_tile) {
             copy<Tr::kHeadDim>(slot, args.p.k_cache, task, args.aligned, 0, at);
         }
         ptx::cp_async_commit();
     }
-    __device__ __forceinline__ void copy_values(T* slot, int tile, const AttendArgs& args,
+    __device__ __forceinline__ void copy_values(C* slot, int tile, const AttendArgs& args,
                                                 const Task& task, const Lane<Tr>& at) {
         if (tile < task.end_tile) {
             copy<Tr::kValueDim>(slot, args.p.v_cache, task, args.aligned, 16, at);
@@ -90,7 +96,7 @@ __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& i
         const bool exists = packed < num_packed;
         const int j = exists ? packed / group : 0;
         const T* source = q.at(item.request.first_row + j, item.head * group + packed - j * group);
-        copy_chunk(query + swizzled<Tr::kHeadDim>(row, chunk), exists ? source + chunk * 8 : q.data,
+        copy_chunk(query + swizzled<T, Tr::kHeadDim>(row, chunk), exists ? source + chunk * 8 : q.data,
                    exists, args.aligned);
     }
     ptx::cp_async_commit();
@@ -128,7 +134,8 @@ struct QueryFragments {
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
             const int row = at.first_row + r * 16 + at.down_row;
-            ptx::ldmatrix_x4(a[r], query + swizzled<Tr::kHeadDim>(row, step * 2 + at.down_chunk));
+            ptx::ldmatrix_x4(a[r], query + swizzled<typename Tr::T, Tr::kHeadDim>(
+                                               row, step * 2 + at.down_chunk));
         }
     }
 };
@@ -164,8 +171,9 @@ struct Sums {  // of one segment, over this warp's tokens
 
 template <class Tr>
 __device__ __forceinline__ void score_tile(Scores<Tr>& s, const QueryFragments<Tr>& fragments,
-                                           const typename Tr::T* query, const typename Tr::T* keys,
+                                           const typename Tr::T* query, const typename Tr::C* keys,
                                            const Lane<Tr>& at) {
+    using T = typename Tr::T;
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
@@ -175,12 +183,13 @@ __device__ __forceinline__ void score_tile(Scores<Tr>& s, const QueryFragments<T
     for (int step = 0; step < Tr::kHeadDim / 16; ++step) {
         uint32_t a[Tr::kRowBlocks][4], b[4];
         fragments.get(a, query, step, at);
-        ptx::ldmatrix_x4(b, keys + swizzled<Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
+        ptx::ldmatrix_x4(
+            b, keys + swizzled<T, Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
         const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
-            ptx::mma_m16n8k16<typename Tr::T>(s[r][0], a[r], low, s[r][0]);
-            ptx::mma_m16n8k16<typename Tr::T>(s[r][1], a[r], high, s[r][1]);
+            ptx::mma_m16n8k16<T>(s[r][0], a[r], low, s[r][0]);
+            ptx::mma_m16n8k16<T>(s[r][1], a[r], high, s[r][1]);
         }
     }
 }
@@ -212,7 +221,7 @@ __device__ __forceinline__ void mask_tile(Scores<Tr>& s, const AttendArgs& args,
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale.factor;
+        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= task.factor;
     }
     if (args.scale.cap != 0.0f) {
 #pragma unroll
@@ -298,7 +307,7 @@ __device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
 // Adds what is not finite to the rows that see it: their sums become inf or NaN, whatever the weights.
 // Whether there was any, for the whole warp: weigh_tile then leaves it out.
 template <class Tr>
-__device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr::T* values,
+__device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr::C* values,
                                                const AttendArgs& args, const Task& task,
                                                uint32_t valid, int first_token,
                                                const Lane<Tr>& at) {
@@ -310,7 +319,7 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
 #pragma unroll 1
         for (int token = 0; token < Tr::kWarpTokens; ++token) {
             const uint32_t pair = *reinterpret_cast<const uint32_t*>(
-                values + swizzled<Tr::kValueDim>(token, n) + at.lane % 4 * 2);
+                values + swizzled<T, Tr::kValueDim>(token, n) + at.lane % 4 * 2);
             if (finite_pair<T>(pair) == pair) continue;
             any = true;
             const T low{static_cast<uint16_t>(pair)}, high{static_cast<uint16_t>(pair >> 16)};
@@ -330,7 +339,7 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
 // o += P V, with P rounded to the element type; its fragments are those of the scores.
 template <class Tr>
 __device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
-                                           const typename Tr::T* values, bool finite_only,
+                                           const typename Tr::C* values, bool finite_only,
                                            const Lane<Tr>& at) {
     using T = typename Tr::T;
     uint32_t a[Tr::kRowBlocks][4];
@@ -345,7 +354,7 @@ __device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
     for (int n = 0; n < Tr::kValueDim / 16; ++n) {
         uint32_t b[4];
         ptx::ldmatrix_x4_trans(
-            b, values + swizzled<Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
+            b, values + swizzled<T, Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
         if (finite_only) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) b[i] = finite_pair<T>(b[i]);
