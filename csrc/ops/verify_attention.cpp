@@ -1,6 +1,6 @@
 // verify_attention(q [R, Hq, D], k_cache, v_cache [pages, page_size, Hkv, D | Dv],
 //                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask,
-//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq])
+//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq], k_scale, v_scale)
 //   -> (out [R, Hq, Dv], lse [R, Hq])
 // Attention of the rows of a verification pass over their requests' paged KV.
 #include "verify_attention/params.h"
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "stable/check.h"
+#include "stable/kv_scale.h"
 #include "tree.h"
 
 namespace specdec::ops {
@@ -71,18 +72,20 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
                                             int64_t max_rows, std::optional<double> scale,
                                             std::string mask, const OptionalTensor& tree_mask,
                                             const OptionalTensor& positions, int64_t window,
-                                            double softcap, const OptionalTensor& sinks) {
+                                            double softcap, const OptionalTensor& sinks,
+                                            const OptionalTensor& k_scale,
+                                            const OptionalTensor& v_scale) {
     // 1. Validate.
     const Arg q_arg(kOp, "q", q);
     q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
     const Arg k_arg(kOp, "k_cache", k_cache), v_arg(kOp, "v_cache", v_cache);
     k_arg.dims(4, "[num_pages, page_size, Hkv, D]")
-        .dtype({q_arg.type()})
+        .dtype({q_arg.type(), DType::kF8E4M3})
         .size(3, q.size(2), "D of q")
         .dense_last()
         .same_device(q, "q");
     v_arg.dims(4, "[num_pages, page_size, Hkv, Dv]")
-        .dtype({q_arg.type()})
+        .dtype({k_arg.type()})
         .size(0, k_cache.size(0), "num_pages of k_cache")
         .size(1, k_cache.size(1), "page_size of k_cache")
         .size(2, k_cache.size(2), "Hkv of k_cache")
@@ -128,6 +131,9 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
             .same_device(q, "q");
     }
 
+    check_scale(kOp, "k_scale", k_scale, k_arg.type(), kv_heads, q, "q");
+    check_scale(kOp, "v_scale", v_scale, k_arg.type(), kv_heads, q, "q");
+
     // 2. Allocate.
     Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());
     Tensor lse = empty_on(q, {q.size(0), q.size(1)}, DType::kF32);
@@ -143,6 +149,9 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
     p.cu_rows = static_cast<const int32_t*>(launch.in_data("cu_rows", cu_rows));
     p.seq_lens = static_cast<const int32_t*>(launch.in_data("seq_lens", seq_lens));
     p.dtype = q_arg.type();
+    p.cache_dtype = k_arg.type();
+    p.k_scale = head_scale(launch, "k_scale", k_scale);
+    p.v_scale = head_scale(launch, "v_scale", v_scale);
     p.batch = batch;
     p.max_rows = max_rows;
     p.scale = uncapped;

@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(CombineTraits<Tr>::kThreads)
         o.z = fold_value(o.z, x.z, weights);
         o.w = fold_value(o.w, x.w, weights);
     }
-    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
+    const float keep =
+        add_sink(p, static_cast<int>(index % p.q.size[1]), sum) * p.v_scale[item.head];
     write_quad(static_cast<T*>(p.out.data) + index * Tr::kValueDim + column, o.x, o.y, o.z, o.w,
                keep, sum);
     if (column == 0) p.lse[index] = log_sum_exp(sum);

@@ -85,7 +85,7 @@ void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buff
             const TileView& view = view_of[tile];
             const WideTile<T> t{k[slot],     v[slot],        k[1 - slot],
                                 v[1 - slot], head_dim,       v_dim,
-                                view,        logit_scale(p), w.queries + h * g.lanes * head_dim,
+                                view,        logit_scale(p, g.head + h), w.queries + h * g.lanes * head_dim,
                                 w.keys,      w.values,       w.scores};
             slot = 1 - slot;
             if (view.count == 0) continue;
@@ -111,7 +111,7 @@ void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Bu
             dispatch_int<4, 3, 2, 1>(g.rows, [&](auto count) {
                 score_narrow_tile<count.value>(
                     w.queries + h * g.rows * head_dim, rows.at, head_dim, view.count, view.visible,
-                    logit_scale(p), state_of(g, states, 0, h, v_dim), w.scores + h * g.rows * kTile,
+                    logit_scale(p, g.head + h), state_of(g, states, 0, h, v_dim), w.scores + h * g.rows * kTile,
                     w.decay + h * g.rows, values);
             });
         }

@@ -96,18 +96,22 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream) {
         return Status{1,
                       "verify_attention: scratch is smaller than verify_attention_scratch_bytes"};
     }
+    const bool fp8 = p.cache_dtype == DType::kF8E4M3;
     Status status{1, "verify_attention: there is no kernel for these head dims"};
     dispatch_head_dims(p, std::make_integer_sequence<int, kNumHeadDims>(), [&](auto i) {
         constexpr HeadDims kDims = kHeadDims[decltype(i)::value];
         switch (p.dtype) {
             case DType::kF32:
-                status = launch_simt<float, kDims.key, kDims.value>(p, stream);
+                status = fp8 ? launch_simt<f8e4m3, kDims.key, kDims.value>(p, stream)
+                             : launch_simt<float, kDims.key, kDims.value>(p, stream);
                 break;
             case DType::kF16:
-                status = attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                status = fp8 ? attend<f16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                             : attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
                 break;
             case DType::kBF16:
-                status = attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                status = fp8 ? attend<bf16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                             : attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
                 break;
             default:
                 status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};

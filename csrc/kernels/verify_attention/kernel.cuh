@@ -75,6 +75,7 @@ __device__ __forceinline__ void merge_sums(const Sums<Tr>& sums, Owned<Tr>& owne
 template <class Tr>
 __device__ __forceinline__ void publish_slice(const Sums<Tr>& sums, int slice, float* exchange,
                                               const Lane<Tr>& at) {
+    float* part = exchange + at.part * Tr::kRows * Tr::kSliceColumns;
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
@@ -84,9 +85,16 @@ __device__ __forceinline__ void publish_slice(const Sums<Tr>& sums, int slice, f
             for (int n = 0; n < Tr::kSliceColumns / 8; ++n) {
                 if (slice * Tr::kSliceColumns + n * 8 >= Tr::kValueDim) break;
                 const float* o = sums.o[r][slice * (Tr::kSliceColumns / 8) + n];
-                const int index = exchange_index<Tr>(row, n * 8 + at.lane % 4 * 2);
-                *reinterpret_cast<float2*>(exchange + at.part * Tr::kRows * Tr::kSliceColumns +
-                                           index) = make_float2(o[2 * h], o[2 * h + 1]);
+                if constexpr (!Tr::kFp8) {
+                    *reinterpret_cast<float2*>(
+                        part + exchange_index<Tr>(row, n * 8 + at.lane % 4 * 2)) =
+                        make_float2(o[2 * h], o[2 * h + 1]);
+                } else if (n % 2 == 0) {
+                    const float* odd = sums.o[r][slice * (Tr::kSliceColumns / 8) + n + 1];
+                    *reinterpret_cast<float4*>(
+                        part + exchange_index<Tr>(row, n * 8 + at.lane % 4 * 4)) =
+                        make_float4(o[2 * h], odd[2 * h], o[2 * h + 1], odd[2 * h + 1]);
+                }
             }
         }
     }
@@ -171,7 +179,8 @@ __device__ __forceinline__ void write_result(const VerifyAttentionParams& p, con
     const int64_t index = result_index(p, item, item.row_block * Tr::kRows + owned.row());
     if (index < 0) return;
     SoftmaxSum sum = owned.sum;
-    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
+    const float keep =
+        add_sink(p, static_cast<int>(index % p.q.size[1]), sum) * p.v_scale[item.head];
     T* target = static_cast<T*>(p.out.data) + index * Tr::kValueDim + owned.column();
 #pragma unroll
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
@@ -215,7 +224,7 @@ __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& ite
             : args.partials.segment_slot(static_cast<int>(blockIdx.x), index - range_begin);
     task.first = static_cast<int>(index - item.first);
     task.last = static_cast<int>(task.stop - item.first);
-    task.factor = args.scale.factor;
+    task.factor = args.scale.factor * args.p.k_scale[item.head];
     find_reach<Tr>(args.p, task);
     const int tiles = task.limit < 1 ? 0 : (task.limit - 1) / kTileTokens + 1;
     task.end_tile = min(task.last * kTilesPerSegment, tiles);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "fold.cuh"
+#include "fp8.cuh"
 #include "schedule.cuh"
 #include "tuning.h"
 

@@ -1,4 +1,4 @@
-// verify_attention for float32: the same order of summation without tensor cores.
+// verify_attention for float32 rows: the same order of summation without tensor cores.
 //   Grid: one block of 4 warps per (row, query head). Warp w takes tokens 16 w.. of every tile; a lane
 //   holds columns lane, lane + 32, ... of q and of its sums, so that any stride reads whole lines.
 //   Bytes: K and V of the visible places once per query head. No scratch.
@@ -209,10 +209,12 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
         q[i] = exists ? p.q.as<const float>().at(row, head)[lane + 32 * i] : 0.0f;
     }
 
+    const int kv_head = head / group_size(p);
+    scale.factor *= p.k_scale[kv_head];
     SoftmaxSum total = empty_sum();
     float o[Tr::kMergedColumns] = {};
     for (int segment = begin / kSegmentTokens; segment * kSegmentTokens < limit; ++segment) {
-        sum_segment<Tr>(p, owner, request, head / group_size(p), segment, limit, scale, q, part,
+        sum_segment<Tr>(p, owner, request, kv_head, segment, limit, scale, q, part,
                         lane, shared);
         __syncthreads();
         SoftmaxSum parts[Tr::kParts];
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
     }
 
     const int64_t index = static_cast<int64_t>(row) * num_heads + head;
-    const float keep = add_sink(p, head, total);
+    const float keep = add_sink(p, head, total) * p.v_scale[kv_head];
 #pragma unroll
     for (int c = 0; c < Tr::kMergedColumns; ++c) {
         const int column = c * Tr::kThreads + thread;

@@ -81,6 +81,26 @@ struct KvStream {
 
 // --- Query -------------------------------------------------------------------------------------------
 
+// Sixteen elements of a row.
+template <class T>
+__device__ __forceinline__ void read_pairs(const T* source, bool aligned, uint32_t (&pairs)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        if (aligned) {
+            const uint4 four = *reinterpret_cast<const uint4*>(source + 2 * i);
+            pairs[i] = four.x;
+            pairs[i + 1] = four.y;
+            pairs[i + 2] = four.z;
+            pairs[i + 3] = four.w;
+            continue;
+        }
+#pragma unroll
+        for (int k = i; k < i + 4; ++k) {
+            pairs[k] = source[2 * k].bits | static_cast<uint32_t>(source[2 * k + 1].bits) << 16;
+        }
+    }
+}
+
 // Packed row i of a (request, KV head) is query head i % group of row i / group.
 template <class Tr>
 __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& item,
@@ -89,13 +109,32 @@ __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& i
     const View<const T, 3> q = args.p.q.as<const T>();
     const int group = group_size(args.p), num_packed = packed_rows(args.p, item);
     constexpr int kChunks = Tr::kHeadDim / 8;
+    constexpr int kStep = Tr::kFp8 ? 2 : 1;
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < Tr::kRows * kChunks; i += Tr::kThreads) {
+    for (int i = static_cast<int>(threadIdx.x) * kStep; i < Tr::kRows * kChunks;
+         i += Tr::kThreads * kStep) {
         const int row = i / kChunks, chunk = i % kChunks;
         const int packed = item.row_block * Tr::kRows + row;
         const bool exists = packed < num_packed;
         const int j = exists ? packed / group : 0;
         const T* source = q.at(item.request.first_row + j, item.head * group + packed - j * group);
+        if constexpr (Tr::kFp8) {
+            uint32_t pairs[8] = {}, ordered[8];
+            if (exists) read_pairs(source + chunk * 8, args.aligned, pairs);
+            interleave_channels(pairs, ordered);
+            // Four threads write the left one of two chunks that lie side by side while the next four
+            // write the right one: eight different places of 128 bytes.
+            T* target = query + swizzled<T, Tr::kHeadDim>(row, chunk);
+            T* other = query + swizzled<T, Tr::kHeadDim>(row, chunk + 1);
+            const bool second = (other < target) != (static_cast<int>(threadIdx.x) / 4 % 2 != 0);
+            const auto half = [&](bool upper) {
+                return upper ? make_uint4(ordered[4], ordered[5], ordered[6], ordered[7])
+                             : make_uint4(ordered[0], ordered[1], ordered[2], ordered[3]);
+            };
+            *reinterpret_cast<uint4*>(second ? other : target) = half(second);
+            *reinterpret_cast<uint4*>(second ? target : other) = half(!second);
+            continue;
+        }
         copy_chunk(query + swizzled<T, Tr::kHeadDim>(row, chunk), exists ? source + chunk * 8 : q.data,
                    exists, args.aligned);
     }
@@ -141,7 +180,7 @@ struct QueryFragments {
 };
 
 // --- Steps of a tile: a thread owns rows lane/4 and lane/4 + 8 of each block, columns 2 (lane%4) + {0,1}
-//     of every 8 -----------------------------------------------------------------------------------
+//     of every 8; of outputs with fp8 caches, columns 4 (lane%4) + {0,2} and + {1,3} of every 16 -----
 
 template <class Tr>
 using Scores = float[Tr::kRowBlocks][2][4];  // [block of 16 rows, block of 8 tokens, fragment]
@@ -179,17 +218,34 @@ __device__ __forceinline__ void score_tile(Scores<Tr>& s, const QueryFragments<T
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] = 0.0f;
     }
-#pragma unroll
-    for (int step = 0; step < Tr::kHeadDim / 16; ++step) {
-        uint32_t a[Tr::kRowBlocks][4], b[4];
+    constexpr int kSteps = Tr::kHeadDim / 16;
+    const auto multiply = [&](int step, const uint32_t(&low)[2], const uint32_t(&high)[2]) {
+        uint32_t a[Tr::kRowBlocks][4];
         fragments.get(a, query, step, at);
-        ptx::ldmatrix_x4(
-            b, keys + swizzled<T, Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
-        const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
             ptx::mma_m16n8k16<T>(s[r][0], a[r], low, s[r][0]);
             ptx::mma_m16n8k16<T>(s[r][1], a[r], high, s[r][1]);
+        }
+    };
+    uint32_t b[4];  // tokens 0..7, then 8..15, at two chunks each
+    if constexpr (Tr::kFp8) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {  // a chunk is a step
+            if (step % 2 == 0) {
+                const int chunk = min(step + at.right_chunk, kSteps - 1);
+                ptx::ldmatrix_x4(b, keys + swizzled<typename Tr::C, Tr::kHeadDim>(at.right_row, chunk));
+            }
+            const uint32_t left = b[step % 2], right = b[2 + step % 2];
+            multiply(step, {widen_even<T>(left), widen_odd<T>(left)},
+                     {widen_even<T>(right), widen_odd<T>(right)});
+        }
+    } else {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            ptx::ldmatrix_x4(
+                b, keys + swizzled<T, Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
+            multiply(step, {b[0], b[1]}, {b[2], b[3]});
         }
     }
 }
@@ -304,6 +360,35 @@ __device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
            (is_finite_bits<T>(pair >> 16) ? pair & 0xffff0000u : 0u);
 }
 
+// The same for e4m3, whose only such code is NaN. A thread's four neighbouring columns of a chunk.
+template <class Tr>
+__device__ __forceinline__ bool add_nan_bytes(Sums<Tr>& sums, const f8e4m3* values,
+                                              const AttendArgs& args, const Task& task,
+                                              int first_token, const Lane<Tr>& at) {
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < Tr::kValueDim / 16; ++n) {
+#pragma unroll 1
+        for (int token = 0; token < Tr::kWarpTokens; ++token) {
+            const uint32_t nan = nan_bytes(*reinterpret_cast<const uint32_t*>(
+                values + swizzled<f8e4m3, Tr::kValueDim>(token, n) + at.lane % 4 * 4));
+            if (nan == 0) continue;
+            any = true;
+#pragma unroll
+            for (int i = 0; i < Tr::kRowBlocks * 2; ++i) {
+                const int j = row_number<Tr>(args.p, task.item, at.first_row + i * 8 + at.lane / 4);
+                if (!sees(args.p, task.item.request, j, first_token + token)) continue;
+#pragma unroll
+                for (int c = 0; c < 4; ++c) {
+                    if ((nan >> (8 * c + 7) & 1u) == 0) continue;
+                    sums.o[i / 2][2 * n + c % 2][i % 2 * 2 + c / 2] = bits_float(0x7fc00000u);
+                }
+            }
+        }
+    }
+    return __any_sync(kFullMask, any);
+}
+
 // Adds what is not finite to the rows that see it: their sums become inf or NaN, whatever the weights.
 // Whether there was any, for the whole warp: weigh_tile then leaves it out.
 template <class Tr>
@@ -313,6 +398,9 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
                                                const Lane<Tr>& at) {
     using T = typename Tr::T;
     if (seen_by_all<Tr>(task, valid, first_token)) return false;
+    if constexpr (Tr::kFp8) {
+        return add_nan_bytes(sums, values, args, task, first_token, at);
+    } else {
     bool any = false;
 #pragma unroll
     for (int n = 0; n < Tr::kValueDim / 8; ++n) {
@@ -334,6 +422,7 @@ __device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr
         }
     }
     return __any_sync(kFullMask, any);
+    }
 }
 
 // o += P V, with P rounded to the element type; its fragments are those of the scores.
@@ -350,20 +439,41 @@ __device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
             a[r][i] = pack<T>(p[r][i / 2][i % 2 * 2], p[r][i / 2][i % 2 * 2 + 1]);
         }
     }
-#pragma unroll
-    for (int n = 0; n < Tr::kValueDim / 16; ++n) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, values + swizzled<T, Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
-        if (finite_only) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) b[i] = finite_pair<T>(b[i]);
-        }
-        const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+    constexpr int kPairs = Tr::kValueDim / 16;
+    const auto multiply = [&](int n, const uint32_t(&low)[2], const uint32_t(&high)[2]) {
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
             ptx::mma_m16n8k16<T>(sums.o[r][2 * n], a[r], low, sums.o[r][2 * n]);
             ptx::mma_m16n8k16<T>(sums.o[r][2 * n + 1], a[r], high, sums.o[r][2 * n + 1]);
+        }
+    };
+    uint32_t b[4];  // tokens 0..7 and 8..15 of one chunk, then of the next
+    if constexpr (Tr::kFp8) {
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {  // a chunk is a pair of blocks
+            if (n % 2 == 0) {
+                const int chunk = min(n + at.down_chunk, kPairs - 1);
+                ptx::ldmatrix_x4_trans(
+                    b, values + swizzled<typename Tr::C, Tr::kValueDim>(at.down_row, chunk));
+            }
+            uint32_t upper = b[n % 2 * 2], lower = b[n % 2 * 2 + 1];
+            if (finite_only) {
+                upper = finite_bytes(upper);
+                lower = finite_bytes(lower);
+            }
+            multiply(n, {widen_even<T>(upper), widen_even<T>(lower)},
+                     {widen_odd<T>(upper), widen_odd<T>(lower)});
+        }
+    } else {
+#pragma unroll
+        for (int n = 0; n < kPairs; ++n) {
+            ptx::ldmatrix_x4_trans(
+                b, values + swizzled<T, Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
+            if (finite_only) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) b[i] = finite_pair<T>(b[i]);
+            }
+            multiply(n, {b[0], b[1]}, {b[2], b[3]});
         }
     }
 }
