@@ -66,15 +66,12 @@ void check_mask(const Tensor& q, int64_t max_rows, const std::string& mask,
                  "a tensor with mask \"tree\" and a window", "None");
 }
 
-std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cache,
-                                            const Tensor& v_cache, const Tensor& block_table,
-                                            const Tensor& cu_rows, const Tensor& seq_lens,
-                                            int64_t max_rows, std::optional<double> scale,
-                                            std::string mask, const OptionalTensor& tree_mask,
-                                            const OptionalTensor& positions, int64_t window,
-                                            double softcap, const OptionalTensor& sinks,
-                                            const OptionalTensor& k_scale,
-                                            const OptionalTensor& v_scale) {
+std::tuple<Tensor, Tensor> verify_attention(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+    const Tensor& cu_rows, const Tensor& seq_lens, int64_t max_rows, std::optional<double> scale,
+    std::string mask, const OptionalTensor& tree_mask, const OptionalTensor& positions,
+    int64_t window, double softcap, const OptionalTensor& sinks, const OptionalTensor& k_scale,
+    const OptionalTensor& v_scale) {
     // 1. Validate.
     const Arg q_arg(kOp, "q", q);
     q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();

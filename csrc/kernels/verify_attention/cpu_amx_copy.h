@@ -69,9 +69,9 @@ inline KeyStrip key_strip(const View<const C, 4>& cache, const Rows<C>& rows, co
                           int key, bf16* room) {
     const int64_t head_dim = cache.size[3], width = whole_tiles(head_dim);
     if constexpr (std::is_same_v<C, bf16>) {
-    const bool together = (places.present >> key & 0xffff) == 0xffff &&
-                          places.page[key] == places.page[key + kTileRows - 1];
-    if (together && width == head_dim) return {rows.at[key], 2 * cache.stride[1]};
+        const bool together = (places.present >> key & 0xffff) == 0xffff &&
+                              places.page[key] == places.page[key + kTileRows - 1];
+        if (together && width == head_dim) return {rows.at[key], 2 * cache.stride[1]};
     }
     for (int i = 0; i < kTileRows; ++i) {
         for (int64_t d = 0; d < width; d += 32) {
@@ -133,7 +133,7 @@ inline void prefetch_keys(const View<const C, 4>& cache, int64_t first_head, int
     for (int key = first; key < last; ++key) {
         if ((places.present >> key & 1) == 0) continue;
         const C* row = cache.data + first_head * cache.stride[2] +
-                          places.page[key] * cache.stride[0] + places.offset[key] * cache.stride[1];
+                       places.page[key] * cache.stride[0] + places.offset[key] * cache.stride[1];
         for (int64_t h = 0; h < heads; ++h, row += cache.stride[2]) {
             const char* at = reinterpret_cast<const char*>(row);
             for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);

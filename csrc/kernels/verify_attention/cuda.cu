@@ -3,8 +3,11 @@
 //   lse = log sum_t exp(s_t). With a soft cap c, s_t becomes c tanh(s_t / c); a sink is one more s_t
 //   without a v_t.
 //
-// bf16 and fp16 (kernel.cuh, steps.cuh): tensor cores, fp32 sums, P rounded to the element type.
-//   Rows of a request that share a KV head are packed, M = rows x group, in tiles of 16, 32 or 64.
+// bf16 and fp16 (kernel.cuh, steps.cuh, values.cuh): tensor cores, fp32 sums, P rounded to the element
+//   type. fp8 caches are copied as bytes and become that type in registers (fp8.cuh); the scale of K is
+//   part of that of the scores, the scale of V multiplies the result.
+//   Rows of a request that share a KV head are packed, M = rows x group, in tiles of 16, 32 or 64
+//   (tuning.h, as are the stages of the ring for each head dim).
 //   Grid: persistent; work items are (request, KV head, row tile, 512-token segment), and block c takes
 //   an equal, contiguous run of the list of them (schedule.cuh). Every block reads lengths on the device.
 //   Block: 4 warps side by side along the tokens (2 x 4 for 64 rows). Warp w owns tokens 16 w.. of each
@@ -13,7 +16,7 @@
 //   Bytes: K and V of each item once (2 x 512 x head_dim elements), q and out once; where a block
 //   boundary cuts a sequence also one partial of rows x Dv floats per segment, written and read.
 //   A second launch (combine.cuh) folds the cut ones; there is none where capacities rule cuts out.
-// fp32 (simt.cuh): one block per (row, head), same order of summation, one launch.
+// fp32 rows (simt.cuh): one block per (row, head), same order of summation, one launch.
 //
 // Determinism: the order of summation of a row hangs on absolute places only: keys of a tile by warp,
 // tiles of a segment one after the other (online softmax), four warps in order, segments in a left
@@ -106,12 +109,14 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream) {
                              : launch_simt<float, kDims.key, kDims.value>(p, stream);
                 break;
             case DType::kF16:
-                status = fp8 ? attend<f16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
-                             : attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                status =
+                    fp8 ? attend<f16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                        : attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
                 break;
             case DType::kBF16:
-                status = fp8 ? attend<bf16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
-                             : attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                status =
+                    fp8 ? attend<bf16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                        : attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
                 break;
             default:
                 status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};

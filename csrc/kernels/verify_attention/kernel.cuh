@@ -1,8 +1,9 @@
 // The tensor-core kernel of verify_attention: merging the warps' sums of a segment, folding segments,
-// and the schedule of a block. The steps inside a tile are in steps.cuh.
+// and the schedule of a block. The steps inside a tile are in steps.cuh and
+// values.cuh.
 #pragma once
 
-#include "steps.cuh"
+#include "values.cuh"
 
 namespace specdec::cuda {
 
@@ -86,13 +87,13 @@ __device__ __forceinline__ void publish_slice(const Sums<Tr>& sums, int slice, f
                 if (slice * Tr::kSliceColumns + n * 8 >= Tr::kValueDim) break;
                 const float* o = sums.o[r][slice * (Tr::kSliceColumns / 8) + n];
                 if constexpr (!Tr::kFp8) {
-                    *reinterpret_cast<float2*>(
-                        part + exchange_index<Tr>(row, n * 8 + at.lane % 4 * 2)) =
+                    *reinterpret_cast<float2*>(part +
+                                               exchange_index<Tr>(row, n * 8 + at.lane % 4 * 2)) =
                         make_float2(o[2 * h], o[2 * h + 1]);
                 } else if (n % 2 == 0) {
                     const float* odd = sums.o[r][slice * (Tr::kSliceColumns / 8) + n + 1];
-                    *reinterpret_cast<float4*>(
-                        part + exchange_index<Tr>(row, n * 8 + at.lane % 4 * 4)) =
+                    *reinterpret_cast<float4*>(part +
+                                               exchange_index<Tr>(row, n * 8 + at.lane % 4 * 4)) =
                         make_float4(o[2 * h], odd[2 * h], o[2 * h + 1], odd[2 * h + 1]);
                 }
             }
@@ -107,9 +108,8 @@ __device__ __forceinline__ float4 gather_quad(const float* exchange, int row, in
     float4 quad = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int part = 0; part < Tr::kParts; ++part) {
-        const float4 x =
-            *reinterpret_cast<const float4*>(exchange + part * Tr::kRows * Tr::kSliceColumns +
-                                             exchange_index<Tr>(row, column));
+        const float4 x = *reinterpret_cast<const float4*>(
+            exchange + part * Tr::kRows * Tr::kSliceColumns + exchange_index<Tr>(row, column));
         quad.x = fmaf(x.x, weight[part], quad.x);
         quad.y = fmaf(x.y, weight[part], quad.y);
         quad.z = fmaf(x.z, weight[part], quad.z);

@@ -107,8 +107,8 @@ __device__ __forceinline__ bool locate_tokens(const VerifyAttentionParams& p, in
 // The scaled score of token lane / 2; -inf where there is none.
 template <class Tr>
 __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegisters],
-                                              const typename Tr::C* keys, LogitScale scale, int part,
-                                              int lane, const SimtShared<Tr>& shared) {
+                                              const typename Tr::C* keys, LogitScale scale,
+                                              int part, int lane, const SimtShared<Tr>& shared) {
     float dot[Tr::kWarpTokens];
 #pragma unroll
     for (int t = 0; t < Tr::kWarpTokens; ++t) {
@@ -214,8 +214,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
     SoftmaxSum total = empty_sum();
     float o[Tr::kMergedColumns] = {};
     for (int segment = begin / kSegmentTokens; segment * kSegmentTokens < limit; ++segment) {
-        sum_segment<Tr>(p, owner, request, kv_head, segment, limit, scale, q, part,
-                        lane, shared);
+        sum_segment<Tr>(p, owner, request, kv_head, segment, limit, scale, q, part, lane, shared);
         __syncthreads();
         SoftmaxSum parts[Tr::kParts];
         float weight[Tr::kParts];
