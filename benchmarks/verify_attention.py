@@ -107,3 +107,52 @@ def bench(harness):
             check=check,
             target=target,
         )
+    for rows, places in [(8, 8192), (1, 8192)]:
+        bench_fp8(harness, rows, places)
+
+
+def bench_fp8(harness, rows, places):
+    """float8 caches with a scale per head against the same call on bf16 caches: half the bytes, and so
+    no slower."""
+    g = torch.Generator().manual_seed(rows + places)
+    shape = {"heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM, "page_size": PAGE}
+    q, k_cache, v_cache, *lists = oracle.random_case(
+        g, [rows], [places], dtype=torch.bfloat16, spare_pages=0, **shape
+    )
+    scales = {
+        "k_scale": torch.linspace(0.5, 1.5, KV_HEADS),
+        "v_scale": torch.linspace(2.0, 0.25, KV_HEADS),
+    }
+    stored = [
+        oracle.unscaled(cache, 1 / scale).to(torch.float8_e4m3fn)
+        for cache, scale in zip((k_cache, v_cache), scales.values(), strict=True)
+    ]
+    on = harness.device
+    plain = [t.to(on) for t in (q, k_cache, v_cache, *lists)]
+    arguments = [t.to(on) for t in (q, *stored, *lists)]
+    on_device = {name: scale.to(on) for name, scale in scales.items()}
+
+    def ours(_):
+        return specdec_ext.verify_attention(*arguments, max_rows=rows, **on_device)
+
+    def check():
+        out, lse = ours(None)
+        options = {"max_rows": rows, **scales}
+        wanted, wanted_lse = oracle.verify_attention(q, *stored, *lists, **options)
+        peer, _ = oracle.torch_peer(q, *stored, *lists, **options)
+        assert_close(out, wanted, peer, what="out")
+        assert_close(lse, wanted_lse, what="lse", magnitude=16.0)
+
+    harness.case(
+        "verify_attention",
+        f"{rows} rows, {places} places, bfloat16, fp8 cache",
+        ours=ours,
+        peers={
+            "bf16 cache": lambda _: specdec_ext.verify_attention(*plain, max_rows=rows),
+        },
+        bytes=2 * places * KV_HEADS * HEAD_DIM + 2 * rows * HEADS * HEAD_DIM * 2,
+        flops=4 * HEADS * HEAD_DIM * (rows * places - rows * (rows - 1) // 2),
+        dtype=torch.bfloat16,
+        check=check,
+        target=1.0,
+    )

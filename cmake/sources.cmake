@@ -6,9 +6,29 @@ set(SPECDEC_OPS append_kv compact_kv next_round row_linear sample tree_from_mask
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.
 set(SPECDEC_EXTRA_CUDA
     kernels/verify_attention/instances/attend_bf16_64.cu
+    kernels/verify_attention/instances/attend_bf16_80.cu
+    kernels/verify_attention/instances/attend_bf16_96.cu
     kernels/verify_attention/instances/attend_bf16_128.cu
+    kernels/verify_attention/instances/attend_bf16_192.cu
+    kernels/verify_attention/instances/attend_bf16_256.cu
     kernels/verify_attention/instances/attend_f16_64.cu
-    kernels/verify_attention/instances/attend_f16_128.cu)
+    kernels/verify_attention/instances/attend_f16_80.cu
+    kernels/verify_attention/instances/attend_f16_96.cu
+    kernels/verify_attention/instances/attend_f16_128.cu
+    kernels/verify_attention/instances/attend_f16_192.cu
+    kernels/verify_attention/instances/attend_f16_256.cu
+    kernels/verify_attention/instances/attend_bf16_f8_64.cu
+    kernels/verify_attention/instances/attend_bf16_f8_80.cu
+    kernels/verify_attention/instances/attend_bf16_f8_96.cu
+    kernels/verify_attention/instances/attend_bf16_f8_128.cu
+    kernels/verify_attention/instances/attend_bf16_f8_192.cu
+    kernels/verify_attention/instances/attend_bf16_f8_256.cu
+    kernels/verify_attention/instances/attend_f16_f8_64.cu
+    kernels/verify_attention/instances/attend_f16_f8_80.cu
+    kernels/verify_attention/instances/attend_f16_f8_96.cu
+    kernels/verify_attention/instances/attend_f16_f8_128.cu
+    kernels/verify_attention/instances/attend_f16_f8_192.cu
+    kernels/verify_attention/instances/attend_f16_f8_256.cu)
 
 set(SPECDEC_COMMON_SOURCES kernels/common/isa.cpp kernels/common/parallel.cpp)
 set(SPECDEC_STABLE_SOURCES stable/abi.cpp stable/check.cpp stable/control_args.cpp

@@ -43,7 +43,8 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "verify_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_table, "
         "Tensor cu_rows, Tensor seq_lens, *, SymInt max_rows, float? scale=None, "
         "str mask=\"causal\", Tensor? tree_mask=None, Tensor? positions=None, int window=-1, "
-        "float softcap=0.0, Tensor? sinks=None) -> (Tensor out, Tensor lse)");
+        "float softcap=0.0, Tensor? sinks=None, Tensor? k_scale=None, Tensor? v_scale=None) "
+        "-> (Tensor out, Tensor lse)");
     // A linear layer for the rows of a pass: a row has the same bits in a pass of any size.
     m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 

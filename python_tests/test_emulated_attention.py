@@ -107,17 +107,40 @@ def test_two_launches_only_where_a_sequence_can_be_cut(hooks):
         assert stats["launches"] == launches
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize(
-    "heads, max_rows, head_dim", [(2, 3, 64), (2, 3, 128), (8, 3, 128), (8, 5, 128)]
+    "heads, max_rows, head_dim, v_dim",
+    [
+        (2, 3, 64, 64),
+        (2, 3, 80, 80),
+        (4, 7, 96, 96),
+        (2, 3, 128, 128),
+        (8, 3, 128, 128),
+        (8, 5, 128, 128),
+        (4, 2, 192, 128),
+        (4, 2, 256, 256),
+        (8, 4, 256, 256),
+    ],
 )
-def test_streams_each_key_and_value_once(hooks, heads, max_rows, head_dim):
-    """K and V of every place once per KV head, whole sectors, no bank conflicts."""
-    seq_lens, kv_heads = [150, 40], 1
-    arguments = case([max_rows, 2], seq_lens, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+def test_streams_each_key_and_value_once(hooks, heads, max_rows, head_dim, v_dim, cache_dtype):
+    """K and V of every place once per KV head, whole sectors, no bank conflicts; in all no more than 3 %
+    above them, q and out."""
+    seq_lens, kv_heads = [450, 60], 1
+    dims = {"head_dim": head_dim, "v_dim": v_dim, "cache_dtype": cache_dtype}
+    arguments = case([max_rows, 2], seq_lens, heads=heads, kv_heads=kv_heads, **dims)
     stats = hooks.stats(lambda: hooks.ops.verify_attention(*arguments, max_rows=max_rows))
-    for name in ("k_cache", "v_cache"):
-        assert stats["tensors"][name]["read_bytes"] == sum(seq_lens) * kv_heads * head_dim * 2
-    assert stats["tensors"]["out"]["written_bytes"] == arguments[0].numel() * 2
+    tensors = stats["tensors"]
+    for name, dim in (("k_cache", head_dim), ("v_cache", v_dim)):
+        wanted = sum(seq_lens) * kv_heads * dim * cache_dtype.itemsize
+        assert tensors[name]["read_bytes"] == wanted
+    rows = arguments[0].shape[0]
+    assert tensors["q"]["read_bytes"] == rows * heads * head_dim * 2
+    assert tensors["out"]["written_bytes"] == rows * heads * v_dim * 2
+    assert tensors["out"]["read_bytes"] == 0
+    floor = sum(seq_lens) * kv_heads * (head_dim + v_dim) * cache_dtype.itemsize
+    floor += rows * heads * (head_dim + v_dim) * 2
+    total = sum(t["read_bytes"] + t["written_bytes"] for t in tensors.values())
+    assert total <= 1.03 * floor
     for line in stats["lines"]:
         if line["space"] == "global" and line["bytes"] >= 1024:
             assert line["sectors"] == line["ideal_sectors"], line

@@ -13,6 +13,8 @@ import specdec_ext
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 NAN, INF = float("nan"), float("inf")
+# Of K and V: all that CUDA has kernels for.
+CUDA_HEAD_DIMS = [*((d, d) for d in (64, 80, 96, 128, 192, 256)), (192, 128), (64, 128), (128, 64)]
 
 
 def run(backend, case, **options):
@@ -50,7 +52,7 @@ def check(backend, case, **options):
 
 def score_size(case, options):
     """What scores are sums of: the largest |scale * q . k| that could occur, at least 1."""
-    q, k_cache = case[0], case[1]
+    q, k_cache = case[0], oracle.unscaled(case[1], options.get("k_scale"))
     scale = options.get("scale") or q.shape[2] ** -0.5
     norms = [t.double().nan_to_num(0).norm(dim=-1).max() if t.numel() else 0 for t in (q, k_cache)]
     return max(1.0, abs(scale) * float(norms[0]) * float(norms[1]))
@@ -105,7 +107,27 @@ def test_across_segments(backend, dtype, mask):
     check(backend, case, mask=mask)
 
 
-@pytest.mark.parametrize("head_dim, v_dim", [(16, 16), (48, 80), (80, 80), (96, 192), (256, 256)])
+@pytest.mark.parametrize(
+    "head_dim, v_dim", [(80, 80), (96, 96), (192, 128), (192, 192), (256, 256)]
+)
+@pytest.mark.parametrize("rows", [[1, 2], [3, 9], [12, 3]], ids=["16 rows", "32 rows", "more rows"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_head_dims(backend, dtype, rows, head_dim, v_dim):
+    """Rows that fill no power of two, of one stage of the ring, of 16 rows a warp; also cut at 512."""
+    case = make(
+        rows,
+        [70, 530],
+        heads=3,
+        kv_heads=1,
+        head_dim=head_dim,
+        v_dim=v_dim,
+        dtype=dtype,
+        spare_rows=1,
+    )
+    check(backend, case)
+
+
+@pytest.mark.parametrize("head_dim, v_dim", [(16, 16), (48, 80), (112, 32), (96, 192), (240, 256)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_other_head_dims_on_the_cpu(head_dim, v_dim, dtype):
     case = make([3, 5], [70, 33], heads=3, kv_heads=1, head_dim=head_dim, v_dim=v_dim, dtype=dtype)
@@ -446,6 +468,7 @@ def test_errors_name_op_argument_wanted_got(backend):
     wrong(v, lambda t: t[:, 1:], r"v_cache: wanted size 16 \(page_size of k_cache\)")
     wrong(v, lambda t: t[:, :, 1:], r"v_cache: wanted size 2 \(Hkv of k_cache\)")
     wrong(v, lambda t: t[..., :40], "v_cache: wanted .*head_dim.*, got 40")
+    wrong(v, lambda t: t[..., :50], "v_cache: wanted .*head_dim.*, got 50")
     wrong(table, lambda t: t.long(), "block_table: wanted dtype int32, got int64")
     wrong(table, lambda t: t[:1], r"block_table: wanted size 2 \(B of seq_lens\)")
     wrong(cu_rows, lambda t: t[:2], r"cu_rows: wanted size 3 \(B of seq_lens, plus 1\)")
@@ -590,10 +613,10 @@ def test_fuzz_cpu(options, mask, layout, hidden):
 @given(
     options=cases(),
     mask=st.sampled_from(["causal", "full"]),
-    head_dim=st.sampled_from([64, 128]),
+    dims=st.sampled_from(CUDA_HEAD_DIMS),
 )
-def test_fuzz_small(backend_name, options, mask, head_dim):
-    options = {**options, "head_dim": head_dim, "v_dim": head_dim}
+def test_fuzz_small(backend_name, options, mask, dims):
+    options = {**options, "head_dim": dims[0], "v_dim": dims[1]}
     options["seq_lens"] = [n % 150 for n in options["seq_lens"]]
     options["rows"] = [n % 4 for n in options["rows"]]
     options["heads"] = options["heads"] // options["kv_heads"] % 5 + 1

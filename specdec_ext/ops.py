@@ -240,6 +240,8 @@ def verify_attention(
     window: int = -1,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention of the rows of a verification pass over a paged KV cache that already holds them.
 
@@ -254,10 +256,11 @@ def verify_attention(
     Args:
         q: ``[R, Hq, D]`` float32, float16 or bfloat16, last dimension dense. Rows that belong to no
             request are padding.
-        k_cache: ``[num_pages, page_size, Hkv, D]``, dtype of q, any strides with a dense last
-            dimension; Hq is a multiple of Hkv, page_size 1 .. 256. D and Dv: 64 or 128 on CUDA, any
-            multiple of 16 up to 256 on the CPU.
-        v_cache: ``[num_pages, page_size, Hkv, Dv]``, dtype of q.
+        k_cache: ``[num_pages, page_size, Hkv, D]``, dtype of q or float8_e4m3fn, any strides with a dense last
+            dimension; Hq is a multiple of Hkv, page_size 1 .. 256. D and Dv: on CUDA
+            D = Dv of 64, 80, 96, 128, 192 or 256, or (192, 128), (64, 128), (128, 64); on the CPU any
+            multiples of 16 up to 256.
+        v_cache: ``[num_pages, page_size, Hkv, Dv]``, dtype of k_cache.
         block_table: int32 ``[B, P]``. A place whose page is negative or not in the cache, or beyond
             column P, is visible to no row. Columns behind the last place are never read.
         cu_rows: int32 ``[B+1]``, non-decreasing; a request may have no rows.
@@ -278,6 +281,9 @@ def verify_attention(
         softcap: c > 0 turns every ``s_t`` into ``c * tanh(s_t / c)``; 0 does not.
         sinks: float32 ``[Hq]``, a score per query head that is not capped and has no value: it takes part
             in lse and in the sum of the weights of rows that see any place. -inf is no sink.
+        k_scale, v_scale: float32 ``[1]`` or ``[Hkv]``, for float8 caches only: k_t and v_t are what is
+            stored times the scale, as ``append_kv`` with the same scales has stored them. None is 1. They
+            are data like K and V: 0 and negative ones scale as they say, NaN makes the head's rows NaN.
 
     Returns:
         out ``[R, Hq, Dv]`` in the dtype of q, and lse float32 ``[R, Hq]`` (natural logarithm). A row
@@ -302,20 +308,24 @@ def verify_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
 
 
 @fake(
     "verify_attention",
     q="float [R, Hq, D]",
-    k_cache="q [num_pages, page_size, Hkv, D]",
-    v_cache="q [num_pages, page_size, Hkv, Dv]",
+    k_cache="cache [num_pages, page_size, Hkv, D]",
+    v_cache="k_cache [num_pages, page_size, Hkv, Dv]",
     seq_lens="int32 [B]",
     block_table="int32 [B, P]",
     cu_rows="int32 [B+1]",
     tree_mask="int32 [R, any]",
     positions="index [R]",
     sinks="float32 [Hq]",
+    k_scale="float32 [any]",
+    v_scale="float32 [any]",
 )
 def _verify_attention_fake(
     q,
@@ -333,7 +343,14 @@ def _verify_attention_fake(
     window=-1,
     softcap=0.0,
     sinks=None,
+    k_scale=None,
+    v_scale=None,
 ):
+    if k_cache.dtype not in (q.dtype, torch.float8_e4m3fn):
+        raise RuntimeError(
+            f"specdec::verify_attention: k_cache: wanted dtype {str(q.dtype)[6:]} or float8_e4m3fn, "
+            f"got {str(k_cache.dtype)[6:]}"
+        )
     rows, heads, _ = q.shape
     out = q.new_empty(rows, heads, v_cache.shape[3])
     return out, q.new_empty(rows, heads, dtype=torch.float32)

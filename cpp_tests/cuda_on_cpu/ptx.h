@@ -90,6 +90,21 @@ inline uint32_t pack_f16(float low, float high) {
     return float_to_f16(low).bits | static_cast<uint32_t>(float_to_f16(high).bits) << 16;
 }
 
+// ---- products of pairs ---------------------------------------------------------------------------
+
+inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+    const auto half = [](uint32_t x, int shift) {
+        return to_float(bf16{static_cast<uint16_t>(x >> shift)});
+    };
+    return pack_bf16(half(a, 0) * half(b, 0), half(a, 16) * half(b, 16));
+}
+inline uint32_t mul_f16x2(uint32_t a, uint32_t b) {
+    const auto half = [](uint32_t x, int shift) {
+        return f16_to_float(f16{static_cast<uint16_t>(x >> shift)});
+    };
+    return pack_f16(half(a, 0) * half(b, 0), half(a, 16) * half(b, 16));
+}
+
 // ---- memory model -------------------------------------------------------------------------------
 
 template <class T>

@@ -23,6 +23,9 @@ ROUND_TESTS = "python_tests/test_next_round.py"
 SAMPLE_TESTS = "python_tests/test_sample.py"
 CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
+FP8_TESTS = "python_tests/test_attention_fp8.py"
+ATTENTION_PARAMS = "csrc/kernels/verify_attention/params.h"
+SIMD = "csrc/kernels/common/simd.h"
 MASK_TESTS = "python_tests/test_attention_masks.py"
 WALK = "csrc/kernels/common/verify_walk.h"
 TILED = "csrc/kernels/common/tiled_row.h"
@@ -31,12 +34,12 @@ FUZZED = "python_tests/test_fuzzed_inputs.py::chain"
 STRIDES = "python_tests/test_strides.py"
 
 BUGS = [
-    ("cpu-append-v-with-stride-of-k-scale", APPEND, "p.v_scale, p.v_scale_stride,",
-     "p.v_scale, p.k_scale_stride,", APPEND_TESTS),
+    ("cpu-append-v-with-stride-of-k-scale", APPEND, "p.v_scale, begin",
+     "HeadScale{p.v_scale.data, p.k_scale.stride}, begin", APPEND_TESTS),
     ("cpu-append-scale-multiplies", APPEND, "to_float(source[i]) / scale", "to_float(source[i]) * scale",
      APPEND_TESTS),
     ("cpu-append-head-stride", APPEND, "h * cache.stride[2]", "h * rows.size[2]", APPEND_TESTS),
-    ("cpu-append-scale-of-head-0", APPEND, "scale[h * scale_stride]", "scale[0]", APPEND_TESTS),
+    ("cpu-append-scale-of-head-0", APPEND, "scale[h]);", "scale[0]);", APPEND_TESTS),
     ("cpu-compact-scatter-while-gathering", COMPACT, "std::memcpy(at, head + move.source, bytes);",
      "std::memcpy(head + move.target, head + move.source, bytes), std::memcpy(at, head + move.target, bytes);",
      COMPACT_TESTS),
@@ -112,6 +115,15 @@ BUGS = [
      "first_keys(g.limit - first)", ATTENTION_TESTS),
     ("cpu-attention-fold-skips-a-segment", ATTENTION, "for (int64_t s = 1; s < end; ++s) {",
      "for (int64_t s = 2; s < end; ++s) {", ATTENTION_TESTS),
+    ("cpu-attention-fp8-v-scale-lost", ATTENTION, "keep = p.v_scale[g.head + h];", "keep = 1.0f;", FP8_TESTS),
+    ("cpu-attention-fp8-v-scale-of-a-group", ATTENTION, "keep = p.v_scale[g.head + h];",
+     "keep = p.v_scale[g.head];", FP8_TESTS),
+    ("cpu-attention-fp8-sink-over-scale", ATTENTION, "keep *= kept;", "keep = kept;", FP8_TESTS),
+    ("cpu-attention-fp8-k-scale-lost", ATTENTION_PARAMS, "scale.factor *= p.k_scale[kv_head];", "",
+     FP8_TESTS),
+    ("cpu-fp8-subnormal-is-normal", SIMD, "magnitude < 8 ?", "magnitude < 0 ?", FP8_TESTS),
+    ("cpu-fp8-nan-is-480", SIMD, "magnitude == 0x7f ?", "magnitude == 0x80 ?", FP8_TESTS),
+    ("cpu-fp8-sign-lost", SIMD, "bits | (codes << 24", "bits & ~(codes << 24", FP8_TESTS),
 ]  # fmt: skip
 
 # Of code that runs only where the CPU has AMX.
@@ -128,4 +140,10 @@ AMX_BUGS = [
     ("amx-attention-never-decays", AMX, "d < width && w.decay[m] != 1.0f", "false", ATTENTION_TESTS),
     ("amx-attention-strips-share-their-copy", AMX, "key + kTileRows, w.keys + kTileRows * width",
      "key + kTileRows, w.keys", ATTENTION_TESTS),
+    ("amx-attention-fp8-nan-is-480", AMX_COPY, "if (code == 127) bits = 0x7fc0;", "", FP8_TESTS),
+    ("amx-attention-fp8-subnormal-is-0", AMX_COPY, "bits = mantissa == 0 ? 0 :", "bits = mantissa >= 0 ? 0 :",
+     FP8_TESTS),
+    ("amx-attention-fp8-channels-behind-the-row", AMX_COPY, "_mm256_maskz_loadu_epi8(mask, at)",
+     "_mm256_maskz_loadu_epi8(~__mmask32{0} | mask, at)", FP8_TESTS),
+    ("amx-attention-fp8-nan-leaves-a-trace", AMX, "? 0x7f80 : 0x7f;", "? 0x7f80 : 0x80;", FP8_TESTS),
 ]  # fmt: skip

@@ -88,7 +88,7 @@ _APPEND_KV = [
     bug("append-one-chunk-too-many", APPEND_KV, "i < row_chunks;", "i <= row_chunks;", "hooks"),
     bug("append-head-stride", APPEND_KV, "head * side.cache.stride[2]", "head * chunks"),
     bug("append-chunks-skipped", APPEND_KV, "i += blockDim.x", "i += 2 * blockDim.x"),
-    bug("append-scale-of-head-0", APPEND_KV, "side.scale[head * side.scale_stride]", "side.scale[0]"),
+    bug("append-scale-of-head-0", APPEND_KV, "side.scale[head]", "side.scale[0]"),
     bug("append-scale-multiplies", APPEND_KV, "to_float(x) / scale", "to_float(x) * scale"),
     bug("append-pointer-alignment", APPEND_KV, "(view.data) % 16 == 0", "(view.data) % 2 == 0",
         "hooks", "misaligned"),

@@ -4,21 +4,12 @@
 // The template of every op: validate, allocate, fill Params, run the backend, register.
 #include "append_kv/params.h"
 #include "stable/check.h"
+#include "stable/kv_scale.h"
 
 namespace specdec::ops {
 namespace {
 
 constexpr const char* kOp = "append_kv";
-
-void check_scale(const char* name, const OptionalTensor& scale, const Tensor& k, DType cache_dtype,
-                 int64_t num_kv_heads) {
-    if (!scale) return;
-    check_option(cache_dtype == DType::kF8E4M3, kOp, name, "None unless the cache is float8_e4m3fn",
-                 "a tensor");
-    const Arg arg(kOp, name, *scale);
-    arg.dims(1, "[1] or [Hkv]").dtype({DType::kF32}).dense().same_device(k, "k");
-    if (scale->size(0) != 1) arg.size(0, num_kv_heads, "1, or Hkv of k");
-}
 
 void check_cache(const char* name, const Tensor& cache, const Tensor& rows, const Tensor& k) {
     Arg(kOp, name, cache)
@@ -54,8 +45,8 @@ void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
         .index()
         .size(0, k.size(0), "R of k")
         .same_device(k, "k");
-    check_scale("k_scale", k_scale, k, cache_dtype, k.size(1));
-    check_scale("v_scale", v_scale, k, cache_dtype, k.size(1));
+    check_scale(kOp, "k_scale", k_scale, cache_dtype, k.size(1), k, "k");
+    check_scale(kOp, "v_scale", v_scale, cache_dtype, k.size(1), k, "k");
     if (k.size(0) == 0 || k_cache.numel() + v_cache.numel() == 0) return;
 
     // 2. Nothing to allocate. 3. Parameters.
@@ -68,12 +59,8 @@ void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
     p.slots = launch.index("slots", slots);
     p.dtype = k_arg.type();
     p.cache_dtype = cache_dtype;
-    const auto scale = [&](const char* name, const OptionalTensor& s, int64_t& stride) {
-        stride = s && s->size(0) > 1 ? 1 : 0;
-        return s ? static_cast<const float*>(launch.in_data(name, *s)) : nullptr;
-    };
-    p.k_scale = scale("k_scale", k_scale, p.k_scale_stride);
-    p.v_scale = scale("v_scale", v_scale, p.v_scale_stride);
+    p.k_scale = head_scale(launch, "k_scale", k_scale);
+    p.v_scale = head_scale(launch, "v_scale", v_scale);
 
     // 4. Run.
     SPECDEC_RUN(append_kv, launch, p);

@@ -1,6 +1,6 @@
 // verify_attention(q [R, Hq, D], k_cache, v_cache [pages, page_size, Hkv, D | Dv],
 //                  block_table [B, P], cu_rows [B+1], seq_lens [B], *, max_rows, scale, mask,
-//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq])
+//                  tree_mask [R, W], positions [R], window, softcap, sinks [Hq], k_scale, v_scale)
 //   -> (out [R, Hq, Dv], lse [R, Hq])
 // Attention of the rows of a verification pass over their requests' paged KV.
 #include "verify_attention/params.h"
@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "stable/check.h"
+#include "stable/kv_scale.h"
 #include "tree.h"
 
 namespace specdec::ops {
@@ -16,16 +17,24 @@ namespace {
 constexpr const char* kOp = "verify_attention";
 constexpr int64_t kMaxRows = 0x7fffffff;  // cu_rows is int32
 
-void check_head_dim(const Tensor& cache, const char* name) {
-    const int64_t dim = cache.size(3);
+// On CUDA Dv follows from D, but for a few pairs: a wrong D is told apart from a wrong Dv.
+void check_head_dims(int64_t head_dim, int64_t value_dim) {
 #if defined(SPECDEC_BACKEND_CPU)
-    const bool supported = dim > 0 && dim <= kMaxHeadDim && dim % 16 == 0;
+    const auto supported = [](int64_t dim) {
+        return dim > 0 && dim <= kMaxHeadDim && dim % 16 == 0;
+    };
+    const bool key = supported(head_dim), value = supported(value_dim);
     const char* wanted = "a head_dim that is a multiple of 16 up to 256";
+    const char* wanted_value = wanted;
 #else
-    const bool supported = dim == 64 || dim == 128;
-    const char* wanted = "head_dim 64 or 128";
+    const bool key = cuda::verify_attention_has_kernel(head_dim, head_dim);
+    const bool value = cuda::verify_attention_has_kernel(head_dim, value_dim);
+    const char* wanted = "head_dim 64, 80, 96, 128, 192 or 256";
+    const char* wanted_value =
+        "head_dim D of k_cache; or 128 for D 64, 64 for D 128, 128 for D 192";
 #endif
-    check_option(supported, kOp, name, wanted, dim);
+    check_option(key, kOp, "k_cache", wanted, head_dim);
+    check_option(value, kOp, "v_cache", wanted_value, value_dim);
 }
 
 void check_mask(const Tensor& q, int64_t max_rows, const std::string& mask,
@@ -57,31 +66,29 @@ void check_mask(const Tensor& q, int64_t max_rows, const std::string& mask,
                  "a tensor with mask \"tree\" and a window", "None");
 }
 
-std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cache,
-                                            const Tensor& v_cache, const Tensor& block_table,
-                                            const Tensor& cu_rows, const Tensor& seq_lens,
-                                            int64_t max_rows, std::optional<double> scale,
-                                            std::string mask, const OptionalTensor& tree_mask,
-                                            const OptionalTensor& positions, int64_t window,
-                                            double softcap, const OptionalTensor& sinks) {
+std::tuple<Tensor, Tensor> verify_attention(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& block_table,
+    const Tensor& cu_rows, const Tensor& seq_lens, int64_t max_rows, std::optional<double> scale,
+    std::string mask, const OptionalTensor& tree_mask, const OptionalTensor& positions,
+    int64_t window, double softcap, const OptionalTensor& sinks, const OptionalTensor& k_scale,
+    const OptionalTensor& v_scale) {
     // 1. Validate.
     const Arg q_arg(kOp, "q", q);
     q_arg.dims(3, "[R, Hq, D]").dtype({DType::kF32, DType::kF16, DType::kBF16}).dense_last();
     const Arg k_arg(kOp, "k_cache", k_cache), v_arg(kOp, "v_cache", v_cache);
     k_arg.dims(4, "[num_pages, page_size, Hkv, D]")
-        .dtype({q_arg.type()})
+        .dtype({q_arg.type(), DType::kF8E4M3})
         .size(3, q.size(2), "D of q")
         .dense_last()
         .same_device(q, "q");
     v_arg.dims(4, "[num_pages, page_size, Hkv, Dv]")
-        .dtype({q_arg.type()})
+        .dtype({k_arg.type()})
         .size(0, k_cache.size(0), "num_pages of k_cache")
         .size(1, k_cache.size(1), "page_size of k_cache")
         .size(2, k_cache.size(2), "Hkv of k_cache")
         .dense_last()
         .same_device(q, "q");
-    check_head_dim(k_cache, "k_cache");
-    check_head_dim(v_cache, "v_cache");
+    check_head_dims(k_cache.size(3), v_cache.size(3));
     const int64_t page_size = k_cache.size(1), kv_heads = k_cache.size(2);
     check_option(page_size >= 1 && page_size <= 256, kOp, "k_cache", "a page_size of 1 .. 256",
                  page_size);
@@ -121,6 +128,9 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
             .same_device(q, "q");
     }
 
+    check_scale(kOp, "k_scale", k_scale, k_arg.type(), kv_heads, q, "q");
+    check_scale(kOp, "v_scale", v_scale, k_arg.type(), kv_heads, q, "q");
+
     // 2. Allocate.
     Tensor out = empty_on(q, {q.size(0), q.size(1), v_cache.size(3)}, q_arg.type());
     Tensor lse = empty_on(q, {q.size(0), q.size(1)}, DType::kF32);
@@ -136,6 +146,9 @@ std::tuple<Tensor, Tensor> verify_attention(const Tensor& q, const Tensor& k_cac
     p.cu_rows = static_cast<const int32_t*>(launch.in_data("cu_rows", cu_rows));
     p.seq_lens = static_cast<const int32_t*>(launch.in_data("seq_lens", seq_lens));
     p.dtype = q_arg.type();
+    p.cache_dtype = k_arg.type();
+    p.k_scale = head_scale(launch, "k_scale", k_scale);
+    p.v_scale = head_scale(launch, "v_scale", v_scale);
     p.batch = batch;
     p.max_rows = max_rows;
     p.scale = uncapped;

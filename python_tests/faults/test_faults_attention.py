@@ -64,7 +64,7 @@ def test_F04_any_group_size(backend, heads, kv_heads, q_len):
     assert_close(lse, wanted[1], peer[1], what="lse", magnitude=8.0)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("q_len", [1, 4, 5, 8, 9, 16, 17, 32, 64])
 def test_F05_no_gap_in_row_counts(backend, head_dim, q_len):
     """Kernels chosen by q_len * group had gaps: 4 drafts worked, 5 crashed."""
@@ -77,6 +77,43 @@ def test_F05_no_gap_in_row_counts(backend, head_dim, q_len):
     peer = oracle.torch_peer(*case, max_rows=q_len)
     assert_close(out, wanted[0], peer[0], what="out")
     assert_close(lse, wanted[1], peer[1], what="lse", magnitude=8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("path", ["chain", "tree", "empty prefix", "split"])
+def test_F07_G04_scales_count_on_every_path(backend, dtype, path):
+    """One path forgot the scales of an fp8 cache, read a scale per head as one, or took that of K for V.
+    Written by append_kv, read with the same scales: that is the fp32 result within an fp8 step."""
+    scales = {"k_scale": torch.tensor([2.0, 0.5]), "v_scale": torch.tensor([4.0, 0.25])}
+    rows = 3
+    length = {"split": 1100, "empty prefix": rows}.get(path, 40)
+    g = torch.Generator().manual_seed(7)
+    k, v = torch.randn(2, length, 2, 64, generator=g)
+    q = torch.randn(rows, 4, 64, generator=g).to(dtype)
+    pages = -(-length // 16)
+    caches = [torch.zeros(pages, 16, 2, 64, dtype=torch.float8_e4m3fn) for _ in range(2)]
+    caches = [cache.to(backend.device) for cache in caches]
+    on = {name: scale.to(backend.device) for name, scale in scales.items()}
+    slots = torch.arange(length, device=backend.device)
+    rows_of_cache = [t.to(dtype).to(backend.device) for t in (k, v)]
+    backend.ops.append_kv(*rows_of_cache, *caches, slots, **on)
+    options = {"max_rows": rows, "mask": "tree" if path == "tree" else "causal"}
+    if path == "tree":
+        options["tree_mask"] = i32([[1], [3], [5]], backend.device)
+    lists = [list(range(pages))], [0, rows], [length]
+    out, lse = call(backend, q, *caches, *lists, **options, **on)
+    if path == "tree":
+        options["tree_mask"] = options["tree_mask"].cpu()
+    case = (q, *(cache.cpu() for cache in caches), *(i32(x) for x in lists))
+    wanted = oracle.verify_attention(*case, **options, **scales)
+    peer = oracle.torch_peer(*case, **options, **scales)
+    assert_close(out, wanted[0], peer[0], what="out")
+    assert_close(lse, wanted[1], peer[1], what="lse", magnitude=8.0)
+    full = [torch.nn.functional.pad(t, (0, 0, 0, 0, 0, pages * 16 - length)) for t in (k, v)]
+    full = [t.reshape(pages, 16, 2, 64) for t in full]
+    plain, _ = oracle.verify_attention(q, *full, *case[3:], **options)
+    # A code is 2^-4 off at most, relative to values of up to 4; a scale lost is at least a factor of 2.
+    assert (out.double() - plain).abs().max() < 4 * 2**-4 + 0.1
 
 
 def test_F08_B10_calls_share_no_state(backend):

@@ -43,6 +43,11 @@ def rows_of(cu_rows, b, num_rows):
     return begin, min(max(cu_rows[b + 1], begin), num_rows)
 
 
+def unscaled(cache, scale):
+    """What a cache stands for, in float64."""
+    return cache.double() if scale is None else cache.double() * scale.double().reshape(-1, 1)
+
+
 def verify_attention(
     q,
     k_cache,
@@ -55,9 +60,12 @@ def verify_attention(
     scale=None,
     softcap=0.0,
     sinks=None,
+    k_scale=None,
+    v_scale=None,
     **masks,
 ):
     """out and lse, both float64."""
+    k_cache, v_cache = unscaled(k_cache, k_scale), unscaled(v_cache, v_scale)
     num_rows, heads, head_dim = q.shape
     num_pages, page_size, kv_heads, v_dim = v_cache.shape
     scale = head_dim**-0.5 if scale is None else scale
@@ -98,11 +106,16 @@ def torch_peer(
     scale=None,
     softcap=0.0,
     sinks=None,
+    k_scale=None,
+    v_scale=None,
     **masks,
 ):
     """The same by torch: scaled_dot_product_attention (with a soft cap or sinks, its steps) on the
     gathered keys and values, at the dtype of q, and logsumexp of float32 scores. Its error against the
-    oracle is what ours is measured by."""
+    oracle is what ours is measured by. A float8 cache is its values at the dtype of q, unscaled before."""
+    if k_cache.dtype == torch.float8_e4m3fn:
+        k_cache = unscaled(k_cache, k_scale).to(q.dtype)
+        v_cache = unscaled(v_cache, v_scale).to(q.dtype)
     num_rows, heads, head_dim = q.shape
     num_pages, page_size, kv_heads, v_dim = v_cache.shape
     scale = head_dim**-0.5 if scale is None else scale
@@ -146,6 +159,7 @@ def random_case(
     v_dim=None,
     page_size=16,
     dtype=torch.float32,
+    cache_dtype=None,
     spare_rows=0,
     spare_pages=2,
 ):
@@ -177,8 +191,8 @@ def random_case(
     cu_rows = torch.tensor([0, *torch.tensor(rows, dtype=torch.int64).cumsum(0).tolist()])
     return (
         q.to(dtype),
-        k_cache.to(dtype),
-        v_cache.to(dtype),
+        k_cache.to(cache_dtype or dtype),
+        v_cache.to(cache_dtype or dtype),
         table.int(),
         cu_rows.int(),
         torch.tensor(seq_lens, dtype=torch.int32),

@@ -29,13 +29,13 @@ struct ToFp8 {
 
 template <class Store, class T, class C>
 void scatter(const View<const T, 3>& rows, const View<C, 4>& cache, const IndexView& slots,
-             const float* scale, int64_t scale_stride, int64_t begin, int64_t end) {
+             HeadScale scale, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
         const int64_t place = slot_offset(cache, slots[r]);
         if (place < 0) continue;
         for (int64_t h = 0; h < rows.size[1]; ++h) {
             Store::row(rows.at(r, h), cache.data + place + h * cache.stride[2], rows.size[2],
-                       scale == nullptr ? 1.0f : scale[h * scale_stride]);
+                       scale[h]);
         }
     }
 }
@@ -45,10 +45,8 @@ void run(const AppendKvParams& p) {
     // A row is a few kB: below some rows per thread, waking threads costs more than the copy.
     constexpr int64_t kGrain = 16;
     parallel_for(0, p.slots.size, kGrain, [&](int64_t begin, int64_t end) {
-        scatter<Store>(p.k.as<const T>(), p.k_cache.as<C>(), p.slots, p.k_scale, p.k_scale_stride,
-                       begin, end);
-        scatter<Store>(p.v.as<const T>(), p.v_cache.as<C>(), p.slots, p.v_scale, p.v_scale_stride,
-                       begin, end);
+        scatter<Store>(p.k.as<const T>(), p.k_cache.as<C>(), p.slots, p.k_scale, begin, end);
+        scatter<Store>(p.v.as<const T>(), p.v_cache.as<C>(), p.slots, p.v_scale, begin, end);
     });
 }
 

@@ -34,8 +34,7 @@ template <class Traits>
 struct Side {
     View<const typename Traits::Source, 3> rows;  // [R, Hkv, chunks]
     View<typename Traits::Target, 4> cache;
-    const float* scale;
-    int64_t scale_stride;
+    HeadScale scale;
 };
 
 // --- Kernel --------------------------------------------------------------------------------------
@@ -49,9 +48,8 @@ __global__ void append_kv_kernel(Side<Traits> k, Side<Traits> v, IndexView slots
     const int row_chunks = static_cast<int>(side.rows.size[1]) * chunks;
     for (int i = threadIdx.x; i < row_chunks; i += blockDim.x) {
         const int head = i / chunks, chunk = i - head * chunks;
-        const float scale = side.scale == nullptr ? 1.0f : side.scale[head * side.scale_stride];
         side.cache.data[place + head * side.cache.stride[2] + chunk] =
-            Traits::convert(side.rows.at(row, head)[chunk], scale);
+            Traits::convert(side.rows.at(row, head)[chunk], side.scale[head]);
     }
 }
 
@@ -82,17 +80,16 @@ bool in_chunks(const View<T, N>& view, int element_size, int64_t (&size)[N], int
 }
 
 template <class Traits>
-void make_side(const View<const void, 3>& rows, const View<void, 4>& cache, const float* scale,
-               int64_t scale_stride, Side<Traits>& side) {
+void make_side(const View<const void, 3>& rows, const View<void, 4>& cache, HeadScale scale,
+               Side<Traits>& side) {
     side.rows = rows.template as<const typename Traits::Source>();
     side.cache = cache.template as<typename Traits::Target>();
     side.scale = scale;
-    side.scale_stride = scale_stride;
 }
 
 bool make_chunked_side(const View<const void, 3>& rows, const View<void, 4>& cache,
                        int element_size, Side<CopyTraits<Chunk16>>& side) {
-    make_side(rows, cache, nullptr, 0, side);
+    make_side(rows, cache, HeadScale{}, side);
     return in_chunks(rows, element_size, side.rows.size, side.rows.stride) &&
            in_chunks(cache, element_size, side.cache.size, side.cache.stride);
 }
@@ -100,8 +97,8 @@ bool make_chunked_side(const View<const void, 3>& rows, const View<void, 4>& cac
 template <class Traits>
 Status launch_elements(const AppendKvParams& p, Stream stream) {
     Side<Traits> k, v;
-    make_side(p.k, p.k_cache, p.k_scale, p.k_scale_stride, k);
-    make_side(p.v, p.v_cache, p.v_scale, p.v_scale_stride, v);
+    make_side(p.k, p.k_cache, p.k_scale, k);
+    make_side(p.v, p.v_cache, p.v_scale, v);
     return launch(k, v, p.slots, stream);
 }
 

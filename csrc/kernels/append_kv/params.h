@@ -14,10 +14,8 @@ struct AppendKvParams {
     IndexView slots;        // [R], page * page_size + offset; outside the cache: not written
     DType dtype;            // of k and v
     DType cache_dtype;      // the same, or kF8E4M3
-    const float* k_scale;   // [1] or [Hkv] or nullptr (= 1): stored = x / scale
-    const float* v_scale;
-    int64_t k_scale_stride;  // 0 for one scale per tensor, 1 for one per head
-    int64_t v_scale_stride;
+    HeadScale k_scale;      // stored = x / scale
+    HeadScale v_scale;
 };
 
 namespace cuda {

@@ -36,8 +36,9 @@ bool amx_supported() {
     const bool tiles = (d >> 24 & 1) != 0, tile_bf16 = (d >> 22 & 1) != 0;
     if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return false;
     const bool vector_bf16 = (a >> 5 & 1) != 0;
+    const bool byte_tables = __builtin_cpu_supports("avx512vbmi") != 0;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return tiles && tile_bf16 && vector_bf16 &&
+    return tiles && tile_bf16 && vector_bf16 && byte_tables &&
            syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;

@@ -15,6 +15,16 @@ SPECDEC_HD int64_t slot_offset(const View<T, 4>& cache, int64_t slot) {
     return page * cache.stride[0] + (slot - page * page_size) * cache.stride[1];
 }
 
+// Of an fp8 cache: what is stored in it stands for scale times as much.
+struct HeadScale {
+    const float* data;  // [1] or [Hkv], or null: 1
+    int64_t stride;     // 0 for one scale per tensor, 1 for one per head
+
+    SPECDEC_HD float operator[](int64_t kv_head) const {
+        return data == nullptr ? 1.0f : data[kv_head * stride];
+    }
+};
+
 // What one thread moves at a time where addresses and lengths are multiples of 16 bytes.
 struct alignas(16) Chunk16 {
     uint32_t word[4];

@@ -93,8 +93,8 @@ SPECDEC_HD float to_float(f8e4m3 x) {
     const uint32_t sign = static_cast<uint32_t>(x.bits & 0x80u) << 24;
     const uint32_t magnitude = x.bits & 0x7fu;
     if (magnitude == 0x7fu) return bits_float(sign | 0x7fc00000u);
-    return bits_float(sign |
-                      float_bits(bits_float(magnitude << 20) * 1.329227995784916e36f));  // 2^120
+    if (magnitude >= 8) return bits_float(sign | ((magnitude << 20) + (120u << 23)));
+    return bits_float(sign | float_bits(static_cast<float>(magnitude) * 0.001953125f));  // 2^-9
 }
 
 // Conversions from float round to nearest even and keep NaN.

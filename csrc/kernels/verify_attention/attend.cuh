@@ -25,7 +25,9 @@ Status launch_attend(const VerifyAttentionParams& p, const AttendPlan& plan, Str
     AttendArgs args;
     args.p = p;
     args.scale = logit_scale(p);
-    args.aligned = rows_aligned(p.q, 2) && rows_aligned(p.k_cache, 2) && rows_aligned(p.v_cache, 2);
+    constexpr int64_t kCacheSize = sizeof(typename Tr::C);
+    args.aligned = rows_aligned(p.q, 2) && rows_aligned(p.k_cache, kCacheSize) &&
+                   rows_aligned(p.v_cache, kCacheSize);
     args.partials.values = static_cast<float*>(p.scratch);
     args.partials.sums =
         reinterpret_cast<SoftmaxSum*>(static_cast<char*>(p.scratch) + plan.value_bytes);
@@ -45,13 +47,18 @@ Status launch_attend(const VerifyAttentionParams& p, const AttendPlan& plan, Str
     return cu::launch(cfg, verify_attention_combine_kernel<Tr>, args);
 }
 
-template <class T, int kHeadDim, int kValueDim>
+template <class T, class C, int kHeadDim, int kValueDim>
 Status attend(const VerifyAttentionParams& p, const AttendPlan& plan, Stream stream) {
     Status status;
-    dispatch_int<0, 1, 2>(plan.tile, [&](auto tile) {
-        status = launch_attend<AttendTraits<T, kHeadDim, kValueDim, decltype(tile)::value>>(p, plan,
-                                                                                            stream);
-    });
+    const auto run = [&](auto tile) {
+        status = launch_attend<AttendTraits<T, C, kHeadDim, kValueDim, decltype(tile)::value>>(
+            p, plan, stream);
+    };
+    if constexpr (kValueDim <= kNarrowValueDim) {
+        dispatch_int<0, 1, 2>(plan.tile, run);
+    } else {
+        dispatch_int<0, 3>(plan.tile, run);
+    }
     return status;
 }
 

@@ -1,5 +1,5 @@
-// Host side of the tensor-core kernel: the launch plan, and the entry of one instance. Each
-// (type, head_dim) is instantiated in its own file of instances/, so that they compile in parallel.
+// Host side of the tensor-core kernel: the launch plan, and the entry of one instance. The instances of
+// every (types, head_dim) have their own file in instances/, so that they compile in parallel.
 #pragma once
 
 #include "params.h"
@@ -19,7 +19,8 @@ struct AttendPlan {
 
 AttendPlan plan_attend(const VerifyAttentionParams& p);
 
-template <class T, int kHeadDim, int kValueDim>
+// q and out of type T, caches of type C.
+template <class T, class C, int kHeadDim, int kValueDim>
 Status attend(const VerifyAttentionParams& p, const AttendPlan& plan, Stream stream);
 
 }  // namespace specdec::cuda

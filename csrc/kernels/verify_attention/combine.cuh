@@ -14,7 +14,8 @@ template <class Tr>
 struct CombineTraits {
     static constexpr int kThreads = 128;
     static constexpr int kLanesPerRow = Tr::kValueDim / 4;
-    static constexpr int kRowsPerBlock = kThreads / kLanesPerRow;
+    static constexpr int kRowsPerBlock = kLanesPerRow <= 16 ? 8 : kLanesPerRow <= 32 ? 4 : 2;
+    static_assert(kRowsPerBlock * kLanesPerRow <= kThreads, "a thread per four columns");
     static constexpr int kSlices = Tr::kRows / kRowsPerBlock;
     static_assert(kSlices * kRowsPerBlock == Tr::kRows, "slices cover the tile");
 };
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(CombineTraits<Tr>::kThreads)
     if (item.first == cut || item.first < begin) return;
 
     const int thread = static_cast<int>(threadIdx.x);
+    if (thread >= Combine::kRowsPerBlock * Combine::kLanesPerRow) return;
     const int row =
         static_cast<int>(blockIdx.y) * Combine::kRowsPerBlock + thread / Combine::kLanesPerRow;
     const int column = thread % Combine::kLanesPerRow * 4;
@@ -66,7 +68,8 @@ __global__ void __launch_bounds__(CombineTraits<Tr>::kThreads)
         o.z = fold_value(o.z, x.z, weights);
         o.w = fold_value(o.w, x.w, weights);
     }
-    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
+    const float keep =
+        add_sink(p, static_cast<int>(index % p.q.size[1]), sum) * p.v_scale[item.head];
     write_quad(static_cast<T*>(p.out.data) + index * Tr::kValueDim + column, o.x, o.y, o.z, o.w,
                keep, sum);
     if (column == 0) p.lse[index] = log_sum_exp(sum);

@@ -35,7 +35,7 @@ struct Work {
 };
 
 // Segment s of the group's, into a State per head.
-template <class T>
+template <class C>
 void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_t s,
                  float* states) {
     const int64_t begin = (g.first_segment + s) * kSegmentTokens;
@@ -48,7 +48,7 @@ void add_segment(const VerifyAttentionParams& p, const Group& g, Work& w, int64_
     for (int64_t h = 0; h < g.heads; ++h) {
         state_of(g, states, 0, h, width).clear(g.lanes, width);
     }
-    add_tiles<T>(p, g, w.buffers, w.tile, tiles, found, states);
+    add_tiles<C>(p, g, w.buffers, w.tile, tiles, found, states);
 }
 
 template <class T>
@@ -64,12 +64,13 @@ void finish(const VerifyAttentionParams& p, const Group& g, int64_t h, const Sta
     const int64_t v_dim = out.size[2];
     for (int m = 0; m < g.rows; ++m) {
         const int64_t row = g.row(m), head = g.query_head(h, m);
-        float sum = state.sum[m], max = state.max[m], keep = 1.0f;
+        float sum = state.sum[m], max = state.max[m], keep = p.v_scale[g.head + h];
         if (p.sinks != nullptr && sum != 0.0f) {
             const float sink = p.sinks[head] * kLog2E;
             const float top = std::max(max, sink);
-            keep = std::exp2(max - top);
-            sum = sum * keep + std::exp2(sink - top);
+            const float kept = std::exp2(max - top);
+            keep *= kept;
+            sum = sum * kept + std::exp2(sink - top);
             max = top;
         }
         store_out(g, state, m, sum == 0.0f ? 0.0f : keep / sum, v_dim, out.at(row, head));
@@ -94,22 +95,22 @@ void fold_partials(const VerifyAttentionParams& p, const Group& g) {
 
 // Segments [begin, end) of a group, by one thread: folded at once where they start the sequence,
 // kept one by one where another thread has the segments before them.
-template <class T>
+template <class T, class C>
 void run_segments(const VerifyAttentionParams& p, Group& g, Work& w, int64_t begin, int64_t end) {
     const int64_t width = state_width(p.v_cache.size[3]);
     begin_group<T>(p, g, w);
     if (begin > 0) {
         for (int64_t s = begin; s < end; ++s) {
-            add_segment<T>(p, g, w, s, state_of(g, g.partials, s, 0, width).out);
+            add_segment<C>(p, g, w, s, state_of(g, g.partials, s, 0, width).out);
         }
         return;
     }
     const bool whole = end == g.segments;
     float* states = whole ? w.folded : g.partials;
     const auto folded = [&](int64_t h) { return state_of(g, states, 0, h, width); };
-    add_segment<T>(p, g, w, 0, states);
+    add_segment<C>(p, g, w, 0, states);
     for (int64_t s = 1; s < end; ++s) {
-        add_segment<T>(p, g, w, s, w.segment);
+        add_segment<C>(p, g, w, s, w.segment);
         for (int64_t h = 0; h < g.heads; ++h) {
             fold(g, folded(h), state_of(g, w.segment, 0, h, width), width);
         }
@@ -168,7 +169,8 @@ void find_memory(int64_t head_dim, int64_t v_dim, int64_t most_lanes, Work& w) {
     });
 }
 
-template <class T>
+// q and out of type T, caches of type C.
+template <class T, class C>
 void run(const VerifyAttentionParams& p) {
     const int64_t head_dim = p.k_cache.size[3], v_dim = p.v_cache.size[3];
     Plan plan = make_plan(p, num_threads());
@@ -182,7 +184,7 @@ void run(const VerifyAttentionParams& p) {
         for (Group& g : plan.groups) {
             const int64_t from = begin > g.first_unit ? begin - g.first_unit : 0;
             const int64_t to = clamp(end - g.first_unit, 0, g.segments);
-            if (from < to) run_segments<T>(p, g, w, from, to);
+            if (from < to) run_segments<T, C>(p, g, w, from, to);
         }
     });
     for (const Group& g : plan.groups) {
@@ -193,10 +195,14 @@ void run(const VerifyAttentionParams& p) {
 }  // namespace
 
 void verify_attention(const VerifyAttentionParams& p) {
+    const auto run_caches = [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        p.cache_dtype == DType::kF8E4M3 ? run<T, f8e4m3>(p) : run<T, T>(p);
+    };
 #if defined(__AMX_BF16__)
-    run<bf16>(p);
+    run_caches(Tag<bf16>{});
 #else
-    dispatch_float(p.dtype, [&](auto tag) { run<typename decltype(tag)::type>(p); });
+    dispatch_float(p.dtype, run_caches);
 #endif
 }
 

@@ -165,41 +165,45 @@ inline void add_values(const bf16* weights, const bf16* values, int64_t width, i
 }
 
 // A tile of one head.
+template <class C>
 struct AmxTile {
     const TileView& view;
     int64_t head_dim, v_dim;
     int lanes;
     LogitScale scale;
     const bf16* queries;
-    const Rows<bf16>&k, &v;
+    const Rows<C>&k, &v;
     Ahead& ahead;
 };
 
 // Whether V of a key that only some rows see would leave a trace in the others: 0 times it is NaN.
-inline bool leaves_traces(const AmxTile& t) {
+template <class C>
+inline bool leaves_traces(const AmxTile<C>& t) {
     uint64_t any = 0, all = kAllKeys;
     for (int m = 0; m < t.lanes; ++m) {
         any |= t.view.visible[m];
         all &= t.view.visible[m];
     }
     for (uint64_t some = any & ~all; some != 0; some &= some - 1) {
-        const bf16* row = t.v.at[__builtin_ctzll(some)];
+        const C* row = t.v.at[__builtin_ctzll(some)];
+        constexpr int kNotFinite = std::is_same_v<C, bf16> ? 0x7f80 : 0x7f;
         for (int64_t d = 0; d < t.v_dim; ++d) {
-            if ((row[d].bits & 0x7f80) == 0x7f80) return true;
+            if ((row[d].bits & kNotFinite) == kNotFinite) return true;
         }
     }
     return false;
 }
 
 // add_values for rows that must not meet the V of keys that they do not see: a row at a time.
-inline void add_values_apart(const AmxTile& t, const Buffers& w, float* out) {
+template <class C>
+inline void add_values_apart(const AmxTile<C>& t, const Buffers& w, float* out) {
     const int64_t width = whole_tiles(t.v_dim);
     std::vector<float> rows(kTileRows * width);
-    Rows<bf16> seen = t.v;
+    Rows<C> seen = t.v;
     for (int m = 0; m < t.lanes; ++m) {
         for (int key = 0; key < kTile; ++key) {
             const bool sees = (t.view.visible[m] >> key & 1) != 0;
-            seen.at[key] = sees ? t.v.at[key] : Rows<bf16>::absent();
+            seen.at[key] = sees ? t.v.at[key] : Rows<C>::absent();
         }
         interleave_values(seen, t.v_dim, t.view.count, t.ahead, w.values);
         const int first = m / kTileRows * kTileRows;
@@ -212,7 +216,8 @@ inline void add_values_apart(const AmxTile& t, const Buffers& w, float* out) {
 
 // --- 4. Tiles of a group -------------------------------------------------------------------------
 
-inline void score_keys(const View<const bf16, 4>& cache, const AmxTile& t, const Buffers& w) {
+template <class C>
+inline void score_keys(const View<const C, 4>& cache, const AmxTile<C>& t, const Buffers& w) {
     const int64_t width = whole_tiles(t.head_dim);
     for (int key = 0; key < t.view.count; key += kHalf) {
         const KeyStrip keys[] = {
@@ -232,7 +237,8 @@ inline void score_keys(const View<const bf16, 4>& cache, const AmxTile& t, const
     }
 }
 
-inline void add_tile(const View<const bf16, 4>& k_cache, const AmxTile& t, const Buffers& w,
+template <class C>
+inline void add_tile(const View<const C, 4>& k_cache, const AmxTile<C>& t, const Buffers& w,
                      const State& state) {
     const int64_t width = whole_tiles(t.v_dim);
     score_keys(k_cache, t, w);
@@ -268,11 +274,11 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
         const Places& next = tile + 1 < found ? view_of[tile + 1].places : none;
         Ahead ahead(k_cache, v_cache, g.head, g.heads, next);
         for (int64_t h = 0; h < g.heads; ++h) {
-            if (2 * h >= g.heads) ahead.start_values();
             k.find(k_cache, g.head + h, view.places);
             v.find(v_cache, g.head + h, view.places);
             const bf16* queries = w.queries + h * g.lanes * whole_tiles(head_dim);
-            const AmxTile t{view, head_dim, v_dim, g.lanes, logit_scale(p), queries, k, v, ahead};
+            const AmxTile<T> t{view,    head_dim, v_dim, g.lanes, logit_scale(p, g.head + h),
+                               queries, k,        v,     ahead};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
         }
     }

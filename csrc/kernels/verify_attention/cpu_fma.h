@@ -83,10 +83,18 @@ void add_wide_segment(const VerifyAttentionParams& p, const Group& g, const Buff
                 find(0, tiles, 1 - slot);
             }
             const TileView& view = view_of[tile];
-            const WideTile<T> t{k[slot],     v[slot],        k[1 - slot],
-                                v[1 - slot], head_dim,       v_dim,
-                                view,        logit_scale(p), w.queries + h * g.lanes * head_dim,
-                                w.keys,      w.values,       w.scores};
+            const WideTile<T> t{k[slot],
+                                v[slot],
+                                k[1 - slot],
+                                v[1 - slot],
+                                head_dim,
+                                v_dim,
+                                view,
+                                logit_scale(p, g.head + h),
+                                w.queries + h * g.lanes * head_dim,
+                                w.keys,
+                                w.values,
+                                w.scores};
             slot = 1 - slot;
             if (view.count == 0) continue;
             dispatch_int<4, 3, 2, 1>(g.lanes / kNativeLanes,
@@ -111,8 +119,8 @@ void add_narrow_segment(const VerifyAttentionParams& p, const Group& g, const Bu
             dispatch_int<4, 3, 2, 1>(g.rows, [&](auto count) {
                 score_narrow_tile<count.value>(
                     w.queries + h * g.rows * head_dim, rows.at, head_dim, view.count, view.visible,
-                    logit_scale(p), state_of(g, states, 0, h, v_dim), w.scores + h * g.rows * kTile,
-                    w.decay + h * g.rows, values);
+                    logit_scale(p, g.head + h), state_of(g, states, 0, h, v_dim),
+                    w.scores + h * g.rows * kTile, w.decay + h * g.rows, values);
             });
         }
         Prefetch keys(k_cache, g.head, g.heads, tile + 1 < found ? view_of[tile + 1].places : none);

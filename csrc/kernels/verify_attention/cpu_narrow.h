@@ -82,6 +82,9 @@ class Prefetch {
         for (int i = 0; i < Lines; ++i) __builtin_prefetch(at_ + 64 * i, 0, 2);
         at_ += 64 * Lines;
     }
+    bool done() const {
+        return at_ >= end_ && head_ == heads_ && left_ == 0;
+    }
 
   private:
     bool next_row() {

@@ -110,7 +110,7 @@ inline void plan_request(const VerifyAttentionParams& p, int64_t b, int64_t begi
         g.first_segment = first_place(p, g) / kSegmentTokens;
         const int64_t last_segment = (g.limit + kSegmentTokens - 1) / kSegmentTokens;
         g.segments = std::max<int64_t>(last_segment - g.first_segment, 0);
-        const int64_t bytes = kTile * (width / 2) * dtype_size(p.dtype);
+        const int64_t bytes = kTile * (width / 2) * dtype_size(p.cache_dtype);
         const int64_t fit = g.narrow() ? kNarrowBytes / bytes : kGroupFloats / (g.lanes * width);
         const int64_t most = clamp(fit, 1, step);
         for (g.head = 0; g.head < kv_heads; g.head += g.heads) {

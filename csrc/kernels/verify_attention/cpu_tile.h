@@ -147,6 +147,17 @@ SPECDEC_SIMD Float8 load8(const f16* at) {
 #endif
 }
 
+SPECDEC_SIMD Float8 load8(const f8e4m3* at) {
+#if defined(__AVX2__)
+    return e4m3_floats<Float8>(reinterpret_cast<Int8>(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)))));
+#else
+    Float8 r;
+    for (int i = 0; i < 8; ++i) r[i] = to_float(at[i]);
+    return r;
+#endif
+}
+
 // Sixteen elements of a row of K or V; V16 by load(), in whatever type the cache has.
 template <class T>
 SPECDEC_SIMD void widen(const T* from, float* to) {

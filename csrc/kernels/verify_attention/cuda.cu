@@ -3,8 +3,11 @@
 //   lse = log sum_t exp(s_t). With a soft cap c, s_t becomes c tanh(s_t / c); a sink is one more s_t
 //   without a v_t.
 //
-// bf16 and fp16 (kernel.cuh, steps.cuh): tensor cores, fp32 sums, P rounded to the element type.
-//   Rows of a request that share a KV head are packed, M = rows x group, in tiles of 16, 32 or 64.
+// bf16 and fp16 (kernel.cuh, steps.cuh, values.cuh): tensor cores, fp32 sums, P rounded to the element
+//   type. fp8 caches are copied as bytes and become that type in registers (fp8.cuh); the scale of K is
+//   part of that of the scores, the scale of V multiplies the result.
+//   Rows of a request that share a KV head are packed, M = rows x group, in tiles of 16, 32 or 64
+//   (tuning.h, as are the stages of the ring for each head dim).
 //   Grid: persistent; work items are (request, KV head, row tile, 512-token segment), and block c takes
 //   an equal, contiguous run of the list of them (schedule.cuh). Every block reads lengths on the device.
 //   Block: 4 warps side by side along the tokens (2 x 4 for 64 rows). Warp w owns tokens 16 w.. of each
@@ -13,13 +16,15 @@
 //   Bytes: K and V of each item once (2 x 512 x head_dim elements), q and out once; where a block
 //   boundary cuts a sequence also one partial of rows x Dv floats per segment, written and read.
 //   A second launch (combine.cuh) folds the cut ones; there is none where capacities rule cuts out.
-// fp32 (simt.cuh): one block per (row, head), same order of summation, one launch.
+// fp32 rows (simt.cuh): one block per (row, head), same order of summation, one launch.
 //
 // Determinism: the order of summation of a row hangs on absolute places only: keys of a tile by warp,
 // tiles of a segment one after the other (online softmax), four warps in order, segments in a left
 // fold, whoever computes them. Tiles that a row does not see leave its sums as they are. So a row's
 // bits depend neither on batch, neighbours, page layout and grid, nor on how many drafts follow it.
 #include "kernel.h"
+
+#include <utility>
 
 #include "attend.h"
 #include "dispatch.h"
@@ -35,14 +40,22 @@ int64_t at_most(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-template <int kHeadDim, int kValueDim>
+template <class C, int kHeadDim, int kValueDim>
 Status launch_simt(const VerifyAttentionParams& p, Stream stream) {
-    using Tr = SimtTraits<kHeadDim, kValueDim>;
+    using Tr = SimtTraits<C, kHeadDim, kValueDim>;
     cu::LaunchCfg cfg;
     cfg.grid = dim3(static_cast<unsigned>(p.q.size[0] * p.q.size[1]));
     cfg.block = dim3(Tr::kThreads);
     cfg.stream = stream;
     return cu::launch(cfg, verify_attention_simt_kernel<Tr>, p, logit_scale(p));
+}
+
+// Calls fn with the index of the head dims, if they are among kHeadDims.
+template <int... kIndex, class Fn>
+void dispatch_head_dims(const VerifyAttentionParams& p, std::integer_sequence<int, kIndex...>,
+                        const Fn& fn) {
+    const HeadDims wanted{static_cast<int>(p.q.size[2]), static_cast<int>(p.out.size[2])};
+    (void)((kHeadDims[kIndex] == wanted && (fn(IntTag<kIndex>{}), true)) || ...);
 }
 
 int num_sms(const VerifyAttentionParams& p) {
@@ -57,7 +70,7 @@ AttendPlan plan_attend(const VerifyAttentionParams& p) {
     const int64_t kv_heads = p.k_cache.size[2];
     const int64_t packed = p.max_rows * (p.q.size[1] / kv_heads);
     AttendPlan plan{};
-    plan.tile = attention_tile(packed);
+    plan.tile = attention_tile(packed, p.out.size[2]);
     const AttentionTile& tile = kAttentionTiles[plan.tile];
     const int64_t segments = ceil_div(p.block_table.size[1] * p.k_cache.size[1], kSegmentTokens);
     const int64_t items =
@@ -86,27 +99,34 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream) {
         return Status{1,
                       "verify_attention: scratch is smaller than verify_attention_scratch_bytes"};
     }
-    Status status{1, "verify_attention: head_dim and value_dim must be 64 or 128"};
-    dispatch_int<64, 128>(static_cast<int>(p.q.size[2]), [&](auto head_dim) {
-        dispatch_int<64, 128>(static_cast<int>(p.out.size[2]), [&](auto value_dim) {
-            constexpr int kHeadDim = decltype(head_dim)::value;
-            constexpr int kValueDim = decltype(value_dim)::value;
-            switch (p.dtype) {
-                case DType::kF32:
-                    status = launch_simt<kHeadDim, kValueDim>(p, stream);
-                    break;
-                case DType::kF16:
-                    status = attend<f16, kHeadDim, kValueDim>(p, plan_attend(p), stream);
-                    break;
-                case DType::kBF16:
-                    status = attend<bf16, kHeadDim, kValueDim>(p, plan_attend(p), stream);
-                    break;
-                default:
-                    status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};
-            }
-        });
+    const bool fp8 = p.cache_dtype == DType::kF8E4M3;
+    Status status{1, "verify_attention: there is no kernel for these head dims"};
+    dispatch_head_dims(p, std::make_integer_sequence<int, kNumHeadDims>(), [&](auto i) {
+        constexpr HeadDims kDims = kHeadDims[decltype(i)::value];
+        switch (p.dtype) {
+            case DType::kF32:
+                status = fp8 ? launch_simt<f8e4m3, kDims.key, kDims.value>(p, stream)
+                             : launch_simt<float, kDims.key, kDims.value>(p, stream);
+                break;
+            case DType::kF16:
+                status =
+                    fp8 ? attend<f16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                        : attend<f16, f16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                break;
+            case DType::kBF16:
+                status =
+                    fp8 ? attend<bf16, f8e4m3, kDims.key, kDims.value>(p, plan_attend(p), stream)
+                        : attend<bf16, bf16, kDims.key, kDims.value>(p, plan_attend(p), stream);
+                break;
+            default:
+                status = Status{1, "verify_attention: q must be float32, float16 or bfloat16"};
+        }
     });
     return status;
+}
+
+bool verify_attention_has_kernel(int64_t head_dim, int64_t value_dim) {
+    return has_kernel(head_dim, value_dim);
 }
 
 }  // namespace specdec::cuda

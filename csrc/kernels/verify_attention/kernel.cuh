@@ -1,8 +1,9 @@
 // The tensor-core kernel of verify_attention: merging the warps' sums of a segment, folding segments,
-// and the schedule of a block. The steps inside a tile are in steps.cuh.
+// and the schedule of a block. The steps inside a tile are in steps.cuh and
+// values.cuh.
 #pragma once
 
-#include "steps.cuh"
+#include "values.cuh"
 
 namespace specdec::cuda {
 
@@ -24,6 +25,11 @@ struct Owned {
     }
     __device__ __forceinline__ static int column() {  // within a slice
         return static_cast<int>(ptx::thread_x()) % Tr::kSliceQuads * 4;
+    }
+    // Whether there is such a column in the slice: the last one may be cut short.
+    __device__ __forceinline__ static bool in_slice(int slice) {
+        return (slice + 1) * Tr::kSliceColumns <= Tr::kValueDim ||
+               slice * Tr::kSliceColumns + column() < Tr::kValueDim;
     }
 };
 
@@ -70,6 +76,7 @@ __device__ __forceinline__ void merge_sums(const Sums<Tr>& sums, Owned<Tr>& owne
 template <class Tr>
 __device__ __forceinline__ void publish_slice(const Sums<Tr>& sums, int slice, float* exchange,
                                               const Lane<Tr>& at) {
+    float* part = exchange + at.part * Tr::kRows * Tr::kSliceColumns;
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
@@ -77,10 +84,18 @@ __device__ __forceinline__ void publish_slice(const Sums<Tr>& sums, int slice, f
             const int row = at.first_row + r * 16 + h * 8 + at.lane / 4;
 #pragma unroll
             for (int n = 0; n < Tr::kSliceColumns / 8; ++n) {
+                if (slice * Tr::kSliceColumns + n * 8 >= Tr::kValueDim) break;
                 const float* o = sums.o[r][slice * (Tr::kSliceColumns / 8) + n];
-                const int index = exchange_index<Tr::kSliceColumns>(row, n * 8 + at.lane % 4 * 2);
-                *reinterpret_cast<float2*>(exchange + at.part * Tr::kRows * Tr::kSliceColumns +
-                                           index) = make_float2(o[2 * h], o[2 * h + 1]);
+                if constexpr (!Tr::kFp8) {
+                    *reinterpret_cast<float2*>(part +
+                                               exchange_index<Tr>(row, n * 8 + at.lane % 4 * 2)) =
+                        make_float2(o[2 * h], o[2 * h + 1]);
+                } else if (n % 2 == 0) {
+                    const float* odd = sums.o[r][slice * (Tr::kSliceColumns / 8) + n + 1];
+                    *reinterpret_cast<float4*>(part +
+                                               exchange_index<Tr>(row, n * 8 + at.lane % 4 * 4)) =
+                        make_float4(o[2 * h], odd[2 * h], o[2 * h + 1], odd[2 * h + 1]);
+                }
             }
         }
     }
@@ -93,9 +108,8 @@ __device__ __forceinline__ float4 gather_quad(const float* exchange, int row, in
     float4 quad = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int part = 0; part < Tr::kParts; ++part) {
-        const float4 x =
-            *reinterpret_cast<const float4*>(exchange + part * Tr::kRows * Tr::kSliceColumns +
-                                             exchange_index<Tr::kSliceColumns>(row, column));
+        const float4 x = *reinterpret_cast<const float4*>(
+            exchange + part * Tr::kRows * Tr::kSliceColumns + exchange_index<Tr>(row, column));
         quad.x = fmaf(x.x, weight[part], quad.x);
         quad.y = fmaf(x.y, weight[part], quad.y);
         quad.z = fmaf(x.z, weight[part], quad.z);
@@ -119,14 +133,16 @@ __device__ __forceinline__ void merge_segment(const Sums<Tr>& sums, Owned<Tr>& o
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
         publish_slice(sums, slice, exchange, at);
         __syncthreads();
-        const float4 quad = gather_quad<Tr>(exchange, row, column, weights.part);
+        const float4 quad = owned.in_slice(slice)
+                                ? gather_quad<Tr>(exchange, row, column, weights.part)
+                                : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (fold) {
             float(&o)[4] = owned.o[slice];
             o[0] = fold_value(o[0], quad.x, weights.fold);
             o[1] = fold_value(o[1], quad.y, weights.fold);
             o[2] = fold_value(o[2], quad.z, weights.fold);
             o[3] = fold_value(o[3], quad.w, weights.fold);
-        } else {
+        } else if (owned.in_slice(slice)) {
             float* target = partials.values + (slot * Tr::kRows + row) * Tr::kValueDim;
             *reinterpret_cast<float4*>(target + slice * Tr::kSliceColumns + column) = quad;
         }
@@ -163,11 +179,13 @@ __device__ __forceinline__ void write_result(const VerifyAttentionParams& p, con
     const int64_t index = result_index(p, item, item.row_block * Tr::kRows + owned.row());
     if (index < 0) return;
     SoftmaxSum sum = owned.sum;
-    const float keep = add_sink(p, static_cast<int>(index % p.q.size[1]), sum);
+    const float keep =
+        add_sink(p, static_cast<int>(index % p.q.size[1]), sum) * p.v_scale[item.head];
     T* target = static_cast<T*>(p.out.data) + index * Tr::kValueDim + owned.column();
 #pragma unroll
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
         const float* o = owned.o[slice];
+        if (!owned.in_slice(slice)) continue;
         write_quad(target + slice * Tr::kSliceColumns, o[0], o[1], o[2], o[3], keep, sum);
     }
     if (owned.column() == 0) p.lse[index] = log_sum_exp(sum);
@@ -181,6 +199,7 @@ __device__ __forceinline__ void write_fold(const PartialStore& partials, int64_t
 #pragma unroll
     for (int slice = 0; slice < Tr::kSlices; ++slice) {
         const float* o = owned.o[slice];
+        if (!owned.in_slice(slice)) continue;
         *reinterpret_cast<float4*>(target + slice * Tr::kSliceColumns) =
             make_float4(o[0], o[1], o[2], o[3]);
     }
@@ -205,6 +224,7 @@ __device__ __forceinline__ void set_task(const AttendArgs& args, const Item& ite
             : args.partials.segment_slot(static_cast<int>(blockIdx.x), index - range_begin);
     task.first = static_cast<int>(index - item.first);
     task.last = static_cast<int>(task.stop - item.first);
+    task.factor = args.scale.factor * args.p.k_scale[item.head];
     find_reach<Tr>(args.p, task);
     const int tiles = task.limit < 1 ? 0 : (task.limit - 1) / kTileTokens + 1;
     task.end_tile = min(task.last * kTilesPerSegment, tiles);
@@ -272,7 +292,7 @@ __device__ __forceinline__ void attend_rows(const AttendArgs& args, const Task& 
             stream.look_up(p, task, tile + kStages + 1, later);
             stream.copy_keys(shared.key_slot(stage, later), tile + kStages, args, task, later);
             if (busy) {
-                const typename Tr::T* values = shared.value_slot(stage, later);
+                const typename Tr::C* values = shared.value_slot(stage, later);
                 const int first_token = tile * kTileTokens + later.part * Tr::kWarpTokens;
                 const bool finite_only =
                     add_not_finite<Tr>(sums, values, args, task, valid, first_token, later);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "fold.cuh"
+#include "fp8.cuh"
 #include "schedule.cuh"
 #include "tuning.h"
 
@@ -19,9 +20,12 @@ struct AttendArgs {
 
 // --- Traits ------------------------------------------------------------------------------------------
 
-template <class Element, int kHeadDim_, int kValueDim_, int kTile>
+template <class Element, class CacheElement, int kHeadDim_, int kValueDim_, int kTile>
 struct AttendTraits {
-    using T = Element;  // bf16 or f16
+    using T = Element;       // of q and out: bf16 or f16
+    using C = CacheElement;  // of K and V: T or f8e4m3
+    static constexpr bool kFp8 = std::is_same<C, f8e4m3>::value;
+    static constexpr int kChunk = 16 / static_cast<int>(sizeof(C));  // elements of 16 bytes
     static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
     static constexpr int kRowBlocks = kAttentionTiles[kTile].row_blocks;
     static constexpr int kRowWarps = kAttentionTiles[kTile].row_warps;
@@ -33,13 +37,16 @@ struct AttendTraits {
     static_assert(kWarpTokens == 16, "one contraction step of P V per warp and tile");
     static constexpr int kThreads = 32 * kParts * kRowWarps;
 
-    static constexpr int kStages = kRingBytes / (kTileTokens * (kHeadDim + kValueDim) * 2);
-    static_assert(kStages >= 2 && kStages <= 4, "RingBits holds 16 bits for each of 4 tiles");
-    using RingBits = std::conditional_t<kStages == 2, uint32_t, uint64_t>;
+    static constexpr int kFittingStages =
+        kRingBytes / (kTileTokens * (kHeadDim + kValueDim) * static_cast<int>(sizeof(C)));
+    static constexpr int kStages = kFittingStages >= 4 ? 4 : kFittingStages >= 2 ? 2 : 1;
+    static_assert(kFittingStages >= 1, "the ring holds a tile");
+    static_assert(kSegmentTokens / kTileTokens % kStages == 0, "a segment begins at stage 0");
+    using RingBits = std::conditional_t<kStages <= 2, uint32_t, uint64_t>;
 
     // Sums change owners in slices of this many columns, to keep the exchange buffer small.
     static constexpr int kSliceColumns = kRowBlocks == 1 ? 32 : 16;
-    static constexpr int kSlices = kValueDim / kSliceColumns;
+    static constexpr int kSlices = (kValueDim + kSliceColumns - 1) / kSliceColumns;
     static constexpr int kSliceQuads = kSliceColumns / 4;
     static_assert(kRows * kSliceQuads == kThreads, "every thread owns one quad of a slice");
 
@@ -57,10 +64,11 @@ struct SharedPlan {
 template <class Tr>
 constexpr SharedPlan shared_plan() {
     using T = typename Tr::T;
+    using C = typename Tr::C;
     cu::SmemLayout layout;
     SharedPlan plan{};
-    plan.keys = layout.add<T>(Tr::kStages * kTileTokens * Tr::kHeadDim);     // [stage, token, D]
-    plan.values = layout.add<T>(Tr::kStages * kTileTokens * Tr::kValueDim);  // [stage, token, Dv]
+    plan.keys = layout.add<C>(Tr::kStages * kTileTokens * Tr::kHeadDim);     // [stage, token, D]
+    plan.values = layout.add<C>(Tr::kStages * kTileTokens * Tr::kValueDim);  // [stage, token, Dv]
     plan.query = layout.add<T>(Tr::kRows * Tr::kHeadDim);                    // [row, D]
     plan.exchange =
         layout.add<float>(Tr::kParts * Tr::kRows * Tr::kSliceColumns);  // [part, row, col]
@@ -74,22 +82,26 @@ constexpr SharedPlan kSharedPlan = shared_plan<Tr>();  // a constant, as device 
 
 template <class T>
 struct alignas(16) Chunk {  // what one lane copies: 16 bytes of a row
-    T x[8];
+    T x[16 / sizeof(T)];
 };
 
-// Element offset of 16-byte chunk `chunk` in row `row` of a matrix in shared memory. Eight rows at one
-// chunk, and eight chunks of one row, both lie in different banks.
-template <int kDim>
+// Element offset of 16-byte chunk `chunk` in row `row` of a matrix [rows][kDim] in shared memory. Eight
+// rows at one chunk, and eight chunks of one row, both lie in different banks: rows of an odd number of
+// chunks do so by themselves; where 2, 4 or 8 divides it, every 4, 2 or 1 rows that many chunks swap.
+template <class T, int kDim>
 __device__ __forceinline__ int swizzled(int row, int chunk) {
-    return row * kDim + ((chunk ^ (row & 7)) * 8);
+    constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kChunks = kDim / kElements;
+    constexpr int kSwap = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : kChunks % 2 == 0 ? 2 : 1;
+    return (row * kChunks + (chunk ^ (row / (8 / kSwap) & (kSwap - 1)))) * kElements;
 }
 
 // Same for the exchange buffer of floats, whose rows are 16 or 32 words: the four rows that a half-warp
-// stores 8-byte pairs of lie in different banks.
-template <int kColumns>
+// stores 8-byte pairs of lie in different banks; with fp8 caches, the two rows that a quarter of one stores
+// 16-byte quads of.
+template <class Tr>
 __device__ __forceinline__ int exchange_index(int row, int column) {
-    constexpr int kGroups = kColumns / 8;
-    return row * kColumns + (column ^ (row / (32 / kColumns) % kGroups * 8));
+    constexpr int kColumns = Tr::kSliceColumns, kPiece = Tr::kFp8 ? 16 : 8;
+    return row * kColumns + (column ^ (row / (32 / kColumns) % (kColumns / kPiece) * kPiece));
 }
 
 // Global to shared, asynchronously where rows are 16-byte aligned; zeros where there is no source.
@@ -101,7 +113,9 @@ __device__ __forceinline__ void copy_chunk(T* target, const T* source, bool vali
     }
     Chunk<T> chunk;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) chunk.x[i] = valid ? source[i] : from_float<T>(0.0f);
+    for (int i = 0; i < static_cast<int>(sizeof(chunk) / sizeof(T)); ++i) {
+        chunk.x[i] = valid ? source[i] : T{};
+    }
     *reinterpret_cast<Chunk<T>*>(target) = chunk;
 }
 
@@ -143,25 +157,26 @@ struct Lane {
 template <class Tr>
 struct SharedArrays {
     using T = typename Tr::T;
-    T* keys;
-    T* values;
+    using C = typename Tr::C;
+    C* keys;
+    C* values;
     T* query;
     float* exchange;
 
     __device__ __forceinline__ explicit SharedArrays(unsigned char* memory) {
         constexpr SharedPlan plan = kSharedPlan<Tr>;
         constexpr int kTokens = Tr::kStages * kTileTokens;
-        keys = cu::smem_at<T>(memory, plan.keys, kTokens * Tr::kHeadDim);
-        values = cu::smem_at<T>(memory, plan.values, kTokens * Tr::kValueDim);
+        keys = cu::smem_at<C>(memory, plan.keys, kTokens * Tr::kHeadDim);
+        values = cu::smem_at<C>(memory, plan.values, kTokens * Tr::kValueDim);
         query = cu::smem_at<T>(memory, plan.query, Tr::kRows * Tr::kHeadDim);
         exchange =
             cu::smem_at<float>(memory, plan.exchange, Tr::kParts * Tr::kRows * Tr::kSliceColumns);
     }
     // The 16 rows of one part in one stage of the ring.
-    __device__ __forceinline__ T* key_slot(int stage, const Lane<Tr>& at) const {
+    __device__ __forceinline__ C* key_slot(int stage, const Lane<Tr>& at) const {
         return keys + (stage * kTileTokens + at.part * Tr::kWarpTokens) * Tr::kHeadDim;
     }
-    __device__ __forceinline__ T* value_slot(int stage, const Lane<Tr>& at) const {
+    __device__ __forceinline__ C* value_slot(int stage, const Lane<Tr>& at) const {
         return values + (stage * kTileTokens + at.part * Tr::kWarpTokens) * Tr::kValueDim;
     }
 };
@@ -178,6 +193,7 @@ struct Task {
     int limit;                       // places from here on are seen by no row
     int begin;                       // places below this are seen by no row
     int all_begin, all_end;          // places that every row sees
+    float factor;                    // of LogitScale, with the scale of K
 };
 
 __device__ __forceinline__ int packed_rows(const VerifyAttentionParams& p, const Item& item) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "isa.h"
+#include "paged.h"
 #include "token_law.h"
 #include "view.h"
 
@@ -22,7 +23,9 @@ struct VerifyAttentionParams {
         block_table;          // [B, P] page of every page_size places; bad pages are masked
     const int32_t* cu_rows;   // [B+1], trusted non-decreasing, clamped to 0..R before use
     const int32_t* seq_lens;  // [B] all KV including this pass's rows (the last places)
-    DType dtype;              // of q, caches and out
+    DType dtype;              // of q and out
+    DType cache_dtype;        // the same, or kF8E4M3
+    HeadScale k_scale, v_scale;
     int64_t batch, max_rows;
     float scale;         // of the scores
     float softcap;       // logits become softcap * tanh(logit / softcap); 0: they do not
@@ -49,7 +52,15 @@ inline LogitScale logit_scale(const VerifyAttentionParams& p) {
     return {p.scale / p.softcap, p.softcap * kLog2E};
 }
 
+// With the scale of a KV head's keys.
+inline LogitScale logit_scale(const VerifyAttentionParams& p, int64_t kv_head) {
+    LogitScale scale = logit_scale(p);
+    scale.factor *= p.k_scale[kv_head];
+    return scale;
+}
+
 namespace cuda {
+bool verify_attention_has_kernel(int64_t head_dim, int64_t value_dim);
 int64_t verify_attention_scratch_bytes(const VerifyAttentionParams& p);
 Status verify_attention(const VerifyAttentionParams& p, Stream stream);
 }  // namespace cuda

@@ -1,4 +1,4 @@
-// verify_attention for float32: the same order of summation without tensor cores.
+// verify_attention for float32 rows: the same order of summation without tensor cores.
 //   Grid: one block of 4 warps per (row, query head). Warp w takes tokens 16 w.. of every tile; a lane
 //   holds columns lane, lane + 32, ... of q and of its sums, so that any stride reads whole lines.
 //   Bytes: K and V of the visible places once per query head. No scratch.
@@ -9,15 +9,24 @@
 
 namespace specdec::cuda {
 
-template <int kHeadDim_, int kValueDim_>
+template <class CacheElement, int kHeadDim_, int kValueDim_>
 struct SimtTraits {
+    using C = CacheElement;  // of K and V: float or f8e4m3
     static constexpr int kHeadDim = kHeadDim_, kValueDim = kValueDim_;
     static constexpr int kParts = 4;
     static constexpr int kWarpTokens = kTileTokens / kParts;
     static_assert(kWarpTokens == 16, "reduce_16 and the two lanes per token");
     static constexpr int kThreads = 32 * kParts;
-    static_assert(kValueDim <= kThreads, "one thread per column merges the parts");
-    static constexpr int kHeadRegisters = kHeadDim / 32, kValueRegisters = kValueDim / 32;
+    static constexpr int kHeadRegisters = (kHeadDim + 31) / 32;
+    static constexpr int kValueRegisters = (kValueDim + 31) / 32;
+    // Thread t merges the parts of columns t, t + 128, ...
+    static constexpr int kMergedColumns = (kValueDim + kThreads - 1) / kThreads;
+
+    // Whether column lane + 32 i is one of kDim.
+    template <int kDim>
+    __device__ __forceinline__ static bool in_row(int i, int lane) {
+        return (i + 1) * 32 <= kDim || lane + 32 * i < kDim;
+    }
 };
 
 template <class Tr>
@@ -98,8 +107,8 @@ __device__ __forceinline__ bool locate_tokens(const VerifyAttentionParams& p, in
 // The scaled score of token lane / 2; -inf where there is none.
 template <class Tr>
 __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegisters],
-                                              const float* keys, LogitScale scale, int part,
-                                              int lane, const SimtShared<Tr>& shared) {
+                                              const typename Tr::C* keys, LogitScale scale,
+                                              int part, int lane, const SimtShared<Tr>& shared) {
     float dot[Tr::kWarpTokens];
 #pragma unroll
     for (int t = 0; t < Tr::kWarpTokens; ++t) {
@@ -108,7 +117,8 @@ __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegister
         if (offset < 0) continue;
 #pragma unroll
         for (int i = 0; i < Tr::kHeadRegisters; ++i) {
-            dot[t] = fmaf(q[i], keys[offset + lane + 32 * i], dot[t]);
+            if (!Tr::template in_row<Tr::kHeadDim>(i, lane)) continue;
+            dot[t] = fmaf(q[i], to_float(keys[offset + lane + 32 * i]), dot[t]);
         }
     }
     float score = reduce_16(dot, lane) * scale.factor;
@@ -117,9 +127,9 @@ __device__ __forceinline__ float score_tokens(const float (&q)[Tr::kHeadRegister
 }
 
 template <class Tr>
-__device__ __forceinline__ void weigh_tokens(float (&o)[Tr::kValueRegisters], const float* values,
-                                             float scale, int part, int lane,
-                                             const SimtShared<Tr>& shared) {
+__device__ __forceinline__ void weigh_tokens(float (&o)[Tr::kValueRegisters],
+                                             const typename Tr::C* values, float scale, int part,
+                                             int lane, const SimtShared<Tr>& shared) {
 #pragma unroll
     for (int i = 0; i < Tr::kValueRegisters; ++i) o[i] *= scale;
 #pragma unroll
@@ -128,7 +138,8 @@ __device__ __forceinline__ void weigh_tokens(float (&o)[Tr::kValueRegisters], co
         if (offset < 0) continue;
 #pragma unroll
         for (int i = 0; i < Tr::kValueRegisters; ++i) {
-            o[i] = fmaf(shared.p[part][t], values[offset + lane + 32 * i], o[i]);
+            if (!Tr::template in_row<Tr::kValueDim>(i, lane)) continue;
+            o[i] = fmaf(shared.p[part][t], to_float(values[offset + lane + 32 * i]), o[i]);
         }
     }
 }
@@ -140,8 +151,9 @@ __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, cons
                                             int limit, LogitScale scale,
                                             const float (&q)[Tr::kHeadRegisters], int part,
                                             int lane, SimtShared<Tr>& shared) {
-    const float* keys = static_cast<const float*>(p.k_cache.data) + head * p.k_cache.stride[2];
-    const float* values = static_cast<const float*>(p.v_cache.data) + head * p.v_cache.stride[2];
+    using C = typename Tr::C;
+    const C* keys = static_cast<const C*>(p.k_cache.data) + head * p.k_cache.stride[2];
+    const C* values = static_cast<const C*>(p.v_cache.data) + head * p.v_cache.stride[2];
     SoftmaxSum sum = empty_sum();
     float o[Tr::kValueRegisters] = {};
     const int end = min((segment + 1) * kSegmentTokens, limit);
@@ -165,7 +177,9 @@ __device__ __forceinline__ void sum_segment(const VerifyAttentionParams& p, cons
     for (int mask = 2; mask < 32; mask *= 2) sum.l += __shfl_xor_sync(kFullMask, sum.l, mask);
     if (lane == 0) shared.sums[part] = sum;
 #pragma unroll
-    for (int i = 0; i < Tr::kValueRegisters; ++i) shared.o[part][lane + 32 * i] = o[i];
+    for (int i = 0; i < Tr::kValueRegisters; ++i) {
+        if (Tr::template in_row<Tr::kValueDim>(i, lane)) shared.o[part][lane + 32 * i] = o[i];
+    }
 }
 
 // --- Kernel ------------------------------------------------------------------------------------------
@@ -191,34 +205,45 @@ __global__ void __launch_bounds__(Tr::kThreads, 4)
     float q[Tr::kHeadRegisters];
 #pragma unroll
     for (int i = 0; i < Tr::kHeadRegisters; ++i) {
-        q[i] = limit > 0 ? p.q.as<const float>().at(row, head)[lane + 32 * i] : 0.0f;
+        const bool exists = limit > 0 && Tr::template in_row<Tr::kHeadDim>(i, lane);
+        q[i] = exists ? p.q.as<const float>().at(row, head)[lane + 32 * i] : 0.0f;
     }
 
+    const int kv_head = head / group_size(p);
+    scale.factor *= p.k_scale[kv_head];
     SoftmaxSum total = empty_sum();
-    float o = 0.0f;  // of column `thread`
+    float o[Tr::kMergedColumns] = {};
     for (int segment = begin / kSegmentTokens; segment * kSegmentTokens < limit; ++segment) {
-        sum_segment<Tr>(p, owner, request, head / group_size(p), segment, limit, scale, q, part,
-                        lane, shared);
+        sum_segment<Tr>(p, owner, request, kv_head, segment, limit, scale, q, part, lane, shared);
         __syncthreads();
         SoftmaxSum parts[Tr::kParts];
-        float weight[Tr::kParts], merged = 0.0f;
+        float weight[Tr::kParts];
 #pragma unroll
         for (int i = 0; i < Tr::kParts; ++i) parts[i] = shared.sums[i];
         const FoldWeights fold = fold_sum(total, merge_parts(parts, weight));
-        if (thread < Tr::kValueDim) {
 #pragma unroll
-            for (int i = 0; i < Tr::kParts; ++i)
-                merged = fmaf(shared.o[i][thread], weight[i], merged);
+        for (int c = 0; c < Tr::kMergedColumns; ++c) {
+            const int column = c * Tr::kThreads + thread;
+            if (column >= Tr::kValueDim) break;
+            float merged = 0.0f;
+#pragma unroll
+            for (int i = 0; i < Tr::kParts; ++i) {
+                merged = fmaf(shared.o[i][column], weight[i], merged);
+            }
+            o[c] = fold_value(o[c], merged, fold);
         }
-        o = fold_value(o, merged, fold);
         __syncthreads();
     }
 
     const int64_t index = static_cast<int64_t>(row) * num_heads + head;
-    const float keep = add_sink(p, head, total);
-    if (thread < Tr::kValueDim) {  // zeros are positive, as in the tensor-core kernel
-        static_cast<float*>(p.out.data)[index * Tr::kValueDim + thread] =
-            total.l == 0.0f ? 0.0f : o * keep / total.l + 0.0f;
+    const float keep = add_sink(p, head, total) * p.v_scale[kv_head];
+#pragma unroll
+    for (int c = 0; c < Tr::kMergedColumns; ++c) {
+        const int column = c * Tr::kThreads + thread;
+        if (column >= Tr::kValueDim) break;
+        // Zeros are positive, as in the tensor-core kernel.
+        static_cast<float*>(p.out.data)[index * Tr::kValueDim + column] =
+            total.l == 0.0f ? 0.0f : o[c] * keep / total.l + 0.0f;
     }
     if (thread == 0) p.lse[index] = log_sum_exp(total);
 }

@@ -10,7 +10,7 @@ namespace specdec::cuda {
 
 template <class Tr>
 struct KvStream {
-    using T = typename Tr::T;
+    using C = typename Tr::C;
     // Of this lane's token in the tile after the one being copied, read ahead of its use.
     int page = -1, place = 0;
     // Of its row in the tile being copied: of K in lanes 0..15, of V in lanes 16..31; -1: zeros.
@@ -38,33 +38,38 @@ struct KvStream {
         valid = valid >> 16 | mask << (16 * (Tr::kStages - 1));
     }
 
-    // Copies one side of the tile: 8 lanes take 128 bytes of a row, a warp 4 rows at once.
+    // Copies one side of the tile: 8 lanes take 128 bytes of a row, a warp 4 rows at once; of rows of
+    // 64 bytes 4 lanes and 8 rows.
     template <int kDim>
-    __device__ __forceinline__ void copy(T* slot, const View<const void, 4>& cache,
+    __device__ __forceinline__ void copy(C* slot, const View<const void, 4>& cache,
                                          const Task& task, bool aligned, int source_lane,
                                          const Lane<Tr>& at) {
-        const T* base = static_cast<const T*>(cache.data) + task.item.head * cache.stride[2];
+        constexpr int kChunks = kDim / Tr::kChunk, kLanes = kChunks <= 4 ? 4 : 8;
+        constexpr int kRowsAtOnce = 32 / kLanes;
+        const C* base = static_cast<const C*>(cache.data) + task.item.head * cache.stride[2];
 #pragma unroll
-        for (int i = 0; i < Tr::kWarpTokens / 4 / Tr::kRowWarps; ++i) {
-            const int token = (i * Tr::kRowWarps + at.row_warp) * 4 + at.lane / 8;
+        for (int i = 0; i < Tr::kWarpTokens / kRowsAtOnce / Tr::kRowWarps; ++i) {
+            const int token = (i * Tr::kRowWarps + at.row_warp) * kRowsAtOnce + at.lane / kLanes;
             const int64_t row = __shfl_sync(kFullMask, offset, source_lane + token);
-            const T* source = row < 0 ? base : base + row;
+            const C* source = row < 0 ? base : base + row;
 #pragma unroll
-            for (int chunk = 0; chunk < kDim / 8; chunk += 8) {
-                const int c = chunk + at.lane % 8;
-                copy_chunk(slot + swizzled<kDim>(token, c), source + c * 8, row >= 0, aligned);
+            for (int chunk = 0; chunk < kChunks; chunk += kLanes) {
+                const int c = chunk + at.lane % kLanes;
+                if (chunk + kLanes > kChunks && c >= kChunks) continue;
+                copy_chunk(slot + swizzled<C, kDim>(token, c), source + c * Tr::kChunk, row >= 0,
+                           aligned);
             }
         }
     }
     // One group each, empty where there is nothing to copy: waits count groups.
-    __device__ __forceinline__ void copy_keys(T* slot, int tile, const AttendArgs& args,
+    __device__ __forceinline__ void copy_keys(C* slot, int tile, const AttendArgs& args,
                                               const Task& task, const Lane<Tr>& at) {
         if (tile < task.end_tile) {
             copy<Tr::kHeadDim>(slot, args.p.k_cache, task, args.aligned, 0, at);
         }
         ptx::cp_async_commit();
     }
-    __device__ __forceinline__ void copy_values(T* slot, int tile, const AttendArgs& args,
+    __device__ __forceinline__ void copy_values(C* slot, int tile, const AttendArgs& args,
                                                 const Task& task, const Lane<Tr>& at) {
         if (tile < task.end_tile) {
             copy<Tr::kValueDim>(slot, args.p.v_cache, task, args.aligned, 16, at);
@@ -75,6 +80,26 @@ struct KvStream {
 
 // --- Query -------------------------------------------------------------------------------------------
 
+// Sixteen elements of a row.
+template <class T>
+__device__ __forceinline__ void read_pairs(const T* source, bool aligned, uint32_t (&pairs)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        if (aligned) {
+            const uint4 four = *reinterpret_cast<const uint4*>(source + 2 * i);
+            pairs[i] = four.x;
+            pairs[i + 1] = four.y;
+            pairs[i + 2] = four.z;
+            pairs[i + 3] = four.w;
+            continue;
+        }
+#pragma unroll
+        for (int k = i; k < i + 4; ++k) {
+            pairs[k] = source[2 * k].bits | static_cast<uint32_t>(source[2 * k + 1].bits) << 16;
+        }
+    }
+}
+
 // Packed row i of a (request, KV head) is query head i % group of row i / group.
 template <class Tr>
 __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& item,
@@ -83,15 +108,34 @@ __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& i
     const View<const T, 3> q = args.p.q.as<const T>();
     const int group = group_size(args.p), num_packed = packed_rows(args.p, item);
     constexpr int kChunks = Tr::kHeadDim / 8;
+    constexpr int kStep = Tr::kFp8 ? 2 : 1;
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x); i < Tr::kRows * kChunks; i += Tr::kThreads) {
+    for (int i = static_cast<int>(threadIdx.x) * kStep; i < Tr::kRows * kChunks;
+         i += Tr::kThreads * kStep) {
         const int row = i / kChunks, chunk = i % kChunks;
         const int packed = item.row_block * Tr::kRows + row;
         const bool exists = packed < num_packed;
         const int j = exists ? packed / group : 0;
         const T* source = q.at(item.request.first_row + j, item.head * group + packed - j * group);
-        copy_chunk(query + swizzled<Tr::kHeadDim>(row, chunk), exists ? source + chunk * 8 : q.data,
-                   exists, args.aligned);
+        if constexpr (Tr::kFp8) {
+            uint32_t pairs[8] = {}, ordered[8];
+            if (exists) read_pairs(source + chunk * 8, args.aligned, pairs);
+            interleave_channels(pairs, ordered);
+            // Four threads write the left one of two chunks that lie side by side while the next four
+            // write the right one: eight different places of 128 bytes.
+            T* target = query + swizzled<T, Tr::kHeadDim>(row, chunk);
+            T* other = query + swizzled<T, Tr::kHeadDim>(row, chunk + 1);
+            const bool second = (other < target) != (static_cast<int>(threadIdx.x) / 4 % 2 != 0);
+            const auto half = [&](bool upper) {
+                return upper ? make_uint4(ordered[4], ordered[5], ordered[6], ordered[7])
+                             : make_uint4(ordered[0], ordered[1], ordered[2], ordered[3]);
+            };
+            *reinterpret_cast<uint4*>(second ? other : target) = half(second);
+            *reinterpret_cast<uint4*>(second ? target : other) = half(!second);
+            continue;
+        }
+        copy_chunk(query + swizzled<T, Tr::kHeadDim>(row, chunk),
+                   exists ? source + chunk * 8 : q.data, exists, args.aligned);
     }
     ptx::cp_async_commit();
 }
@@ -128,13 +172,14 @@ struct QueryFragments {
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
             const int row = at.first_row + r * 16 + at.down_row;
-            ptx::ldmatrix_x4(a[r], query + swizzled<Tr::kHeadDim>(row, step * 2 + at.down_chunk));
+            ptx::ldmatrix_x4(a[r], query + swizzled<typename Tr::T, Tr::kHeadDim>(
+                                               row, step * 2 + at.down_chunk));
         }
     }
 };
 
 // --- Steps of a tile: a thread owns rows lane/4 and lane/4 + 8 of each block, columns 2 (lane%4) + {0,1}
-//     of every 8 -----------------------------------------------------------------------------------
+//     of every 8; of outputs with fp8 caches, columns 4 (lane%4) + {0,2} and + {1,3} of every 16 -----
 
 template <class Tr>
 using Scores = float[Tr::kRowBlocks][2][4];  // [block of 16 rows, block of 8 tokens, fragment]
@@ -164,23 +209,43 @@ struct Sums {  // of one segment, over this warp's tokens
 
 template <class Tr>
 __device__ __forceinline__ void score_tile(Scores<Tr>& s, const QueryFragments<Tr>& fragments,
-                                           const typename Tr::T* query, const typename Tr::T* keys,
+                                           const typename Tr::T* query, const typename Tr::C* keys,
                                            const Lane<Tr>& at) {
+    using T = typename Tr::T;
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] = 0.0f;
     }
-#pragma unroll
-    for (int step = 0; step < Tr::kHeadDim / 16; ++step) {
-        uint32_t a[Tr::kRowBlocks][4], b[4];
+    constexpr int kSteps = Tr::kHeadDim / 16;
+    const auto multiply = [&](int step, const uint32_t(&low)[2], const uint32_t(&high)[2]) {
+        uint32_t a[Tr::kRowBlocks][4];
         fragments.get(a, query, step, at);
-        ptx::ldmatrix_x4(b, keys + swizzled<Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
-        const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
 #pragma unroll
         for (int r = 0; r < Tr::kRowBlocks; ++r) {
-            ptx::mma_m16n8k16<typename Tr::T>(s[r][0], a[r], low, s[r][0]);
-            ptx::mma_m16n8k16<typename Tr::T>(s[r][1], a[r], high, s[r][1]);
+            ptx::mma_m16n8k16<T>(s[r][0], a[r], low, s[r][0]);
+            ptx::mma_m16n8k16<T>(s[r][1], a[r], high, s[r][1]);
+        }
+    };
+    uint32_t b[4];  // tokens 0..7, then 8..15, at two chunks each
+    if constexpr (Tr::kFp8) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {  // a chunk is a step
+            if (step % 2 == 0) {
+                const int chunk = min(step + at.right_chunk, kSteps - 1);
+                ptx::ldmatrix_x4(
+                    b, keys + swizzled<typename Tr::C, Tr::kHeadDim>(at.right_row, chunk));
+            }
+            const uint32_t left = b[step % 2], right = b[2 + step % 2];
+            multiply(step, {widen_even<T>(left), widen_odd<T>(left)},
+                     {widen_even<T>(right), widen_odd<T>(right)});
+        }
+    } else {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            ptx::ldmatrix_x4(
+                b, keys + swizzled<T, Tr::kHeadDim>(at.right_row, step * 2 + at.right_chunk));
+            multiply(step, {b[0], b[1]}, {b[2], b[3]});
         }
     }
 }
@@ -212,7 +277,7 @@ __device__ __forceinline__ void mask_tile(Scores<Tr>& s, const AttendArgs& args,
 #pragma unroll
     for (int r = 0; r < Tr::kRowBlocks; ++r) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= args.scale.factor;
+        for (int i = 0; i < 8; ++i) s[r][i / 4][i % 4] *= task.factor;
     }
     if (args.scale.cap != 0.0f) {
 #pragma unroll
@@ -276,85 +341,6 @@ __device__ __forceinline__ void softmax_tile(Scores<Tr>& s, Sums<Tr>& sums) {
         for (int n = 0; n < Tr::kValueDim / 8; ++n) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums.o[r][n][i] *= scale[r][i / 2];
-        }
-    }
-}
-
-// --- V that is not finite, in a tile whose rows see different tokens: 0 times it is NaN, and would reach
-//     rows that do not see it. Rare, so only correct. ---------------------------------------------------
-
-template <class T>
-__device__ __forceinline__ bool is_finite_bits(uint32_t bits) {
-    constexpr uint32_t kExponent = std::is_same<T, bf16>::value ? 0x7f80u : 0x7c00u;
-    return (bits & kExponent) != kExponent;
-}
-// Two elements, 0 in place of one that is not finite.
-template <class T>
-__device__ __forceinline__ uint32_t finite_pair(uint32_t pair) {
-    return (is_finite_bits<T>(pair) ? pair & 0xffffu : 0u) |
-           (is_finite_bits<T>(pair >> 16) ? pair & 0xffff0000u : 0u);
-}
-
-// Adds what is not finite to the rows that see it: their sums become inf or NaN, whatever the weights.
-// Whether there was any, for the whole warp: weigh_tile then leaves it out.
-template <class Tr>
-__device__ __forceinline__ bool add_not_finite(Sums<Tr>& sums, const typename Tr::T* values,
-                                               const AttendArgs& args, const Task& task,
-                                               uint32_t valid, int first_token,
-                                               const Lane<Tr>& at) {
-    using T = typename Tr::T;
-    if (seen_by_all<Tr>(task, valid, first_token)) return false;
-    bool any = false;
-#pragma unroll
-    for (int n = 0; n < Tr::kValueDim / 8; ++n) {
-#pragma unroll 1
-        for (int token = 0; token < Tr::kWarpTokens; ++token) {
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(
-                values + swizzled<Tr::kValueDim>(token, n) + at.lane % 4 * 2);
-            if (finite_pair<T>(pair) == pair) continue;
-            any = true;
-            const T low{static_cast<uint16_t>(pair)}, high{static_cast<uint16_t>(pair >> 16)};
-#pragma unroll
-            for (int i = 0; i < Tr::kRowBlocks * 2; ++i) {
-                const int j = row_number<Tr>(args.p, task.item, at.first_row + i * 8 + at.lane / 4);
-                if (!sees(args.p, task.item.request, j, first_token + token)) continue;
-                float(&o)[4] = sums.o[i / 2][n];
-                if (!is_finite_bits<T>(low.bits)) o[i % 2 * 2] += to_float(low);
-                if (!is_finite_bits<T>(high.bits)) o[i % 2 * 2 + 1] += to_float(high);
-            }
-        }
-    }
-    return __any_sync(kFullMask, any);
-}
-
-// o += P V, with P rounded to the element type; its fragments are those of the scores.
-template <class Tr>
-__device__ __forceinline__ void weigh_tile(const Scores<Tr>& p, Sums<Tr>& sums,
-                                           const typename Tr::T* values, bool finite_only,
-                                           const Lane<Tr>& at) {
-    using T = typename Tr::T;
-    uint32_t a[Tr::kRowBlocks][4];
-#pragma unroll
-    for (int r = 0; r < Tr::kRowBlocks; ++r) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            a[r][i] = pack<T>(p[r][i / 2][i % 2 * 2], p[r][i / 2][i % 2 * 2 + 1]);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < Tr::kValueDim / 16; ++n) {
-        uint32_t b[4];
-        ptx::ldmatrix_x4_trans(
-            b, values + swizzled<Tr::kValueDim>(at.down_row, n * 2 + at.down_chunk));
-        if (finite_only) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) b[i] = finite_pair<T>(b[i]);
-        }
-        const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
-#pragma unroll
-        for (int r = 0; r < Tr::kRowBlocks; ++r) {
-            ptx::mma_m16n8k16<T>(sums.o[r][2 * n], a[r], low, sums.o[r][2 * n]);
-            ptx::mma_m16n8k16<T>(sums.o[r][2 * n + 1], a[r], high, sums.o[r][2 * n + 1]);
         }
     }
 }

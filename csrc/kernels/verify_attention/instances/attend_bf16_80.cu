@@ -1,0 +1,5 @@
+#include "verify_attention/attend.cuh"
+
+namespace specdec::cuda {
+template Status attend<bf16, bf16, 80, 80>(const VerifyAttentionParams&, const AttendPlan&, Stream);
+}  // namespace specdec::cuda

@@ -1,0 +1,6 @@
+#include "verify_attention/attend.cuh"
+
+namespace specdec::cuda {
+template Status attend<bf16, f8e4m3, 80, 80>(const VerifyAttentionParams&, const AttendPlan&,
+                                             Stream);
+}  // namespace specdec::cuda

@@ -1,0 +1,5 @@
+#include "verify_attention/attend.cuh"
+
+namespace specdec::cuda {
+template Status attend<f16, f16, 96, 96>(const VerifyAttentionParams&, const AttendPlan&, Stream);
+}  // namespace specdec::cuda

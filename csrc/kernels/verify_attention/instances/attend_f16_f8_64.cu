@@ -1,0 +1,8 @@
+#include "verify_attention/attend.cuh"
+
+namespace specdec::cuda {
+template Status attend<f16, f8e4m3, 64, 64>(const VerifyAttentionParams&, const AttendPlan&,
+                                            Stream);
+template Status attend<f16, f8e4m3, 64, 128>(const VerifyAttentionParams&, const AttendPlan&,
+                                             Stream);
+}  // namespace specdec::cuda
