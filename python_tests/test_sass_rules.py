@@ -45,7 +45,7 @@ def wrong(functions, archs=("sm_90",)):
 
 def test_good_code_passes():
     assert wrong(GOOD) == []
-    wide = {**GOOD, ATTEND: [HMMA, "LDGSTS.E.BYPASS.LTC128B.128 [R5], desc[UR4][R2.64]"]}
+    wide = {**GOOD, ATTEND: [HMMA, "LDGSTS.E.BYPASS.LTC128B.128.ZFILL [R5], desc[UR4][R2.64], P0"]}
     assert wrong(wide) == []
 
 

@@ -22,7 +22,7 @@ import sys
 import sysconfig
 
 HMMA = re.compile(r"HMMA\.\w")
-COPY_16 = re.compile(r"LDGSTS\.E\.BYPASS(\.LTC\w+)?\.128$")
+COPY_16 = re.compile(r"LDGSTS\.E\.BYPASS(\.LTC\w+)?\.128(\.ZFILL)?$")
 LOCAL = re.compile(r"(LDL|STL)(\.|$)")
 
 

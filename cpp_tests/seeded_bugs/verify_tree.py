@@ -65,7 +65,7 @@ BUGS = [
      RACE_GLOBAL, TESTS),
     # Rows of more than one request.
     ("vtree-shared-rows-walked", KERNEL, "shared.r.count == 0 || !is_alone", "shared.r.count == 0",
-     "hooks", f"{RACE_GLOBAL}|out of bounds", f"{TESTS}::wrong_cu_rows"),
+     "plain", "", f"{TESTS}::wrong_cu_rows"),
     ("vtree-shared-rows-seen-from-behind-only", "csrc/kernels/common/rows.h", "i <= b ? entry > rows.first :",
      "i <= b ? false :", "plain", "", f"{TESTS}::wrong_cu_rows"),
     ("cpu-vtree-shared-rows-walked", "csrc/kernels/verify_tree/cpu.cpp", "rows.count == 0 || !alone[b]",

@@ -67,8 +67,8 @@ Panel make_panel(const RowLinearParams& p, int64_t first_row) {
 
 // Sixteen outputs: whole blocks of 32 of k where they lie, what is left of k as a copy.
 struct Strip {
-    const bf16* at;
-    int64_t bytes;  // from output to output
+    const bf16* at = nullptr;
+    int64_t bytes = 0;  // from output to output
     alignas(64) bf16 rest[kTileBf16];
 };
 
