@@ -70,6 +70,14 @@ def test_each_side_has_its_own_scale(backend, kind, k_too, v_too):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 4], ids=["few rows", "many rows"])
+def test_many_requests(backend, dtype, rows):
+    """So many that one thread of the CPU takes both heads of a request at once."""
+    case = make_fp8([rows] * 40, [9] * 40, SCALES, heads=4, dtype=dtype)
+    check(backend, case, **SCALES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [1, 5], ids=["few rows", "many rows"])
 def test_every_code_of_v_is_exact(backend, dtype, rows):
     """A row that sees one place gets its V: subnormal codes, both zeros, both NaN, times the scale."""

@@ -25,6 +25,7 @@ CHAIN_TESTS = "python_tests/test_verify_chain.py"
 ATTENTION_TESTS = "python_tests/test_verify_attention.py"
 FP8_TESTS = "python_tests/test_attention_fp8.py"
 ATTENTION_PARAMS = "csrc/kernels/verify_attention/params.h"
+FMA = "csrc/kernels/verify_attention/cpu_fma.h"
 SIMD = "csrc/kernels/common/simd.h"
 MASK_TESTS = "python_tests/test_attention_masks.py"
 WALK = "csrc/kernels/common/verify_walk.h"
@@ -117,7 +118,9 @@ BUGS = [
      "for (int64_t s = 2; s < end; ++s) {", ATTENTION_TESTS),
     ("cpu-attention-fp8-v-scale-lost", ATTENTION, "keep = p.v_scale[g.head + h];", "keep = 1.0f;", FP8_TESTS),
     ("cpu-attention-fp8-v-scale-of-a-group", ATTENTION, "keep = p.v_scale[g.head + h];",
-     "keep = p.v_scale[g.head];", FP8_TESTS),
+     "keep = p.v_scale[g.head];", f"{FP8_TESTS}::many_requests"),
+    ("cpu-attention-fp8-k-scale-of-a-group", FMA, "                                logit_scale(p, g.head + h),\n",
+     "                                logit_scale(p, g.head),\n", f"{FP8_TESTS}::many_requests"),
     ("cpu-attention-fp8-sink-over-scale", ATTENTION, "keep *= kept;", "keep = kept;", FP8_TESTS),
     ("cpu-attention-fp8-k-scale-lost", ATTENTION_PARAMS, "scale.factor *= p.k_scale[kv_head];", "",
      FP8_TESTS),

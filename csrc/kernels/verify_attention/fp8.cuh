@@ -3,8 +3,7 @@
 // A word holds four bytes. Its even and its odd ones become a pair each, so that nothing is moved across
 // 16-bit lanes: exponent and mantissa are shifted to where T has them, which leaves the value 2^-120
 // (bf16) or 2^-8 (fp16) times too small, subnormal where e4m3 is, and one exact product makes it right.
-// There is no conversion instruction before sm_89, none to bf16 before sm_100, and this is no longer than
-// their detour by fp16.
+// sm_80 has no conversion instruction and sm_90 none to bf16; one text serves all.
 //
 // K: ldmatrix gives lane (g, t) bytes 4t .. 4t+3 of a 16-byte chunk of token g. The even ones are used as
 // channels 2t, 2t+1 of a contraction step, the odd ones as 8+2t, 8+2t+1: queries lie in that order.
@@ -62,16 +61,14 @@ __device__ __forceinline__ uint32_t finite_bytes(uint32_t word) {
     return word & ~((nan_bytes(word) >> 7) * 0xffu);
 }
 
-// Eight pairs of channels in the order that products with K want: of four neighbours the first and third,
-// then, eight channels on, the second and fourth.
-__device__ __forceinline__ void interleave_channels(const uint32_t (&pairs)[8],
-                                                    uint32_t (&ordered)[8]) {
-#pragma unroll
-    for (int t = 0; t < 4; ++t) {
-        const uint32_t a = pairs[2 * t], b = pairs[2 * t + 1];
-        ordered[t] = (a & 0xffffu) | b << 16;
-        ordered[4 + t] = a >> 16 | (b & 0xffff0000u);
-    }
+// Eight channels of a query in the order that products with K want: of four neighbours the first and third
+// go to the left half of a contraction step, the second and fourth to the right one, at the same place.
+struct ChannelHalves {
+    uint2 left, right;
+};
+__device__ __forceinline__ ChannelHalves interleave_channels(uint4 x) {
+    return {make_uint2((x.x & 0xffffu) | x.y << 16, (x.z & 0xffffu) | x.w << 16),
+            make_uint2(x.x >> 16 | (x.y & 0xffff0000u), x.z >> 16 | (x.w & 0xffff0000u))};
 }
 
 }  // namespace specdec::cuda

@@ -80,24 +80,16 @@ struct KvStream {
 
 // --- Query -------------------------------------------------------------------------------------------
 
-// Sixteen elements of a row.
+// Eight elements of a row, as pairs.
 template <class T>
-__device__ __forceinline__ void read_pairs(const T* source, bool aligned, uint32_t (&pairs)[8]) {
+__device__ __forceinline__ uint4 read_pairs(const T* source, bool aligned) {
+    if (aligned) return *reinterpret_cast<const uint4*>(source);
+    uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-        if (aligned) {
-            const uint4 four = *reinterpret_cast<const uint4*>(source + 2 * i);
-            pairs[i] = four.x;
-            pairs[i + 1] = four.y;
-            pairs[i + 2] = four.z;
-            pairs[i + 3] = four.w;
-            continue;
-        }
-#pragma unroll
-        for (int k = i; k < i + 4; ++k) {
-            pairs[k] = source[2 * k].bits | static_cast<uint32_t>(source[2 * k + 1].bits) << 16;
-        }
+    for (int i = 0; i < 4; ++i) {
+        pairs[i] = source[2 * i].bits | static_cast<uint32_t>(source[2 * i + 1].bits) << 16;
     }
+    return make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }
 
 // Packed row i of a (request, KV head) is query head i % group of row i / group.
@@ -108,30 +100,25 @@ __device__ __forceinline__ void load_query(const AttendArgs& args, const Item& i
     const View<const T, 3> q = args.p.q.as<const T>();
     const int group = group_size(args.p), num_packed = packed_rows(args.p, item);
     constexpr int kChunks = Tr::kHeadDim / 8;
-    constexpr int kStep = Tr::kFp8 ? 2 : 1;
 #pragma unroll
-    for (int i = static_cast<int>(threadIdx.x) * kStep; i < Tr::kRows * kChunks;
-         i += Tr::kThreads * kStep) {
+    for (int i = static_cast<int>(threadIdx.x); i < Tr::kRows * kChunks; i += Tr::kThreads) {
         const int row = i / kChunks, chunk = i % kChunks;
         const int packed = item.row_block * Tr::kRows + row;
         const bool exists = packed < num_packed;
         const int j = exists ? packed / group : 0;
         const T* source = q.at(item.request.first_row + j, item.head * group + packed - j * group);
         if constexpr (Tr::kFp8) {
-            uint32_t pairs[8] = {}, ordered[8];
-            if (exists) read_pairs(source + chunk * 8, args.aligned, pairs);
-            interleave_channels(pairs, ordered);
-            // Four threads write the left one of two chunks that lie side by side while the next four
-            // write the right one: eight different places of 128 bytes.
-            T* target = query + swizzled<T, Tr::kHeadDim>(row, chunk);
-            T* other = query + swizzled<T, Tr::kHeadDim>(row, chunk + 1);
-            const bool second = (other < target) != (static_cast<int>(threadIdx.x) / 4 % 2 != 0);
-            const auto half = [&](bool upper) {
-                return upper ? make_uint4(ordered[4], ordered[5], ordered[6], ordered[7])
-                             : make_uint4(ordered[0], ordered[1], ordered[2], ordered[3]);
-            };
-            *reinterpret_cast<uint4*>(second ? other : target) = half(second);
-            *reinterpret_cast<uint4*>(second ? target : other) = half(!second);
+            const ChannelHalves halves = interleave_channels(
+                exists ? read_pairs(source + chunk * 8, args.aligned) : make_uint4(0, 0, 0, 0));
+            // Eight threads write into the left one of two chunks that lie side by side while the next
+            // eight write into the right one: different places of 128 bytes.
+            T* left = query + swizzled<T, Tr::kHeadDim>(row, chunk / 2 * 2) + chunk % 2 * 4;
+            T* right = query + swizzled<T, Tr::kHeadDim>(row, chunk / 2 * 2 + 1) + chunk % 2 * 4;
+            const bool right_first = (right < left) != (static_cast<int>(threadIdx.x) / 8 % 2 != 0);
+            *reinterpret_cast<uint2*>(right_first ? right : left) =
+                right_first ? halves.right : halves.left;
+            *reinterpret_cast<uint2*>(right_first ? left : right) =
+                right_first ? halves.left : halves.right;
             continue;
         }
         copy_chunk(query + swizzled<T, Tr::kHeadDim>(row, chunk),
