@@ -48,6 +48,11 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 
     // --- Drafting ------------------------------------------------------------------------------
+    // How many drafts of each request are verified, by their confidences and what a row costs.
+    m.def(
+        "schedule_prefix(Tensor confidence, Tensor steps_per_second, *, Tensor? budget=None, "
+        "SymInt min_drafts=0, SymInt? max_drafts=None, Tensor? active=None) -> "
+        "(Tensor num_drafts, Tensor cu_rows)");
     // Ancestor masks, depths and child links of draft trees, from their parents.
     m.def(
         "tree_links(Tensor parents, Tensor cu_rows, SymInt max_nodes) -> (Tensor tree_mask, "

@@ -26,6 +26,7 @@ def op_names() -> list[str]:
         "next_round",
         "row_linear",
         "sample",
+        "schedule_prefix",
         "tree_from_mask",
         "tree_links",
         "verify_attention",
@@ -221,6 +222,75 @@ def _next_round_fake(
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.bool),
+    )
+
+
+def schedule_prefix(
+    confidence: Tensor,
+    steps_per_second: Tensor,
+    *,
+    budget: Tensor | None = None,
+    min_drafts: int = 0,
+    max_drafts: int | None = None,
+    active: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose how many drafts of every request the next verification pass takes, in one launch.
+
+    The survival of draft j of a request is the product of its confidences 0..j (float32, left to right): how
+    likely it is that verification reaches beyond it. All drafts behind the floor are ordered by survival
+    (descending), then by place, then by request, and admitted in that order, each one a row more:
+
+    - without ``budget`` while each one raises ``tau * steps_per_second[rows]``, tau = active requests +
+      survivals of their drafts so far (Algorithm 1 of the DSpark paper, arXiv 2607.05147). Stopping at
+      the first one that does not pay is what keeps the emitted law: whether a draft is verified
+      depends on nothing that came after it.
+    - with ``budget`` the first ``budget[0]`` of them. The number must not come from this round's
+      confidences.
+
+    A survival of 0 is never admitted. docs/dspark.md has the argument and a counterexample.
+
+    Args:
+        confidence: float32 ``[B, G]``, last dimension dense, ``B * G <= 4096``; clamped to [0, 1],
+            NaN is 0.
+        steps_per_second: float32 ``[M+1]``: passes per second with n rows in all; beyond the table
+            its last entry counts. Not read with a budget, and may be empty then.
+        budget: int32 ``[1]``, drafts of the whole batch behind the floors; negative is 0.
+        min_drafts: the floor: every active request gets so many, whatever they cost.
+        max_drafts: most drafts of a request, and of its floor; None is G.
+        active: bool ``[B]``; a request that is not gets no drafts and no rows. None: all are.
+
+    Returns:
+        num_drafts: int32 ``[B]``.
+        cu_rows: int32 ``[B+1]``, the rows of the pass: ``1 + num_drafts[b]`` for an active request.
+            What ``verify_chain`` and ``verify_attention`` take.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.schedule_prefix(
+        confidence,
+        steps_per_second,
+        budget=budget,
+        min_drafts=min_drafts,
+        max_drafts=max_drafts,
+        active=active,
+    )
+
+
+@fake(
+    "schedule_prefix",
+    confidence="float32 [B, G]",
+    steps_per_second="float32 [any]",
+    budget="int32 [1]",
+    active="bool [B]",
+)
+def _schedule_prefix_fake(
+    confidence, steps_per_second, *, budget=None, min_drafts=0, max_drafts=None, active=None
+):
+    batch = confidence.shape[0]
+    return (
+        confidence.new_empty(batch, dtype=torch.int32),
+        confidence.new_empty(batch + 1, dtype=torch.int32),
     )
 
 
