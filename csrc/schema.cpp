@@ -48,6 +48,15 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 
     // --- Drafting ------------------------------------------------------------------------------
+    // The drafts of a block, one after the other: base logits, a sequential head, confidences.
+    m.def(
+        "markov_draft(Tensor base_logits, Tensor anchor_ids, Tensor w1, Tensor w2, Tensor seeds, "
+        "Tensor positions, *, SymInt vocab_size, str head=\"vanilla\", Tensor? hidden=None, "
+        "Tensor? gate_weight=None, Tensor? gate_bias=None, Tensor? joint_weight=None, "
+        "Tensor? joint_bias=None, Tensor? confidence_weight=None, float confidence_bias=0.0, "
+        "Tensor? sts_temperature=None, Tensor? temperature=None, Tensor? d2t=None, "
+        "bool d2t_is_offset=True, bool return_logits=False) -> (Tensor tokens, Tensor logprob, "
+        "Tensor lse, Tensor confidence, Tensor logits)");
     // How many drafts of each request are verified, by their confidences and what a row costs.
     m.def(
         "schedule_prefix(Tensor confidence, Tensor steps_per_second, *, Tensor? budget=None, "

@@ -23,6 +23,7 @@ def op_names() -> list[str]:
     return [
         "append_kv",
         "compact_kv",
+        "markov_draft",
         "next_round",
         "row_linear",
         "sample",
@@ -222,6 +223,131 @@ def _next_round_fake(
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.bool),
+    )
+
+
+def markov_draft(
+    base_logits: Tensor,
+    anchor_ids: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    vocab_size: int,
+    head: str = "vanilla",
+    hidden: Tensor | None = None,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    joint_weight: Tensor | None = None,
+    joint_bias: Tensor | None = None,
+    confidence_weight: Tensor | None = None,
+    confidence_bias: float = 0.0,
+    sts_temperature: Tensor | None = None,
+    temperature: Tensor | None = None,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    return_logits: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Draw the drafts of a block one after the other with a DSpark head (arXiv 2607.05147, Eq. 4-6).
+
+    For k = 0..G-1, with x the token before (first the anchor) and e = w1[x], draft k of a request is drawn
+    from ``softmax((base_logits[b, k] + w2 @ y) / temperature)``:
+
+    - "vanilla": ``y = e``
+    - "gated": ``y = sigmoid(gate_weight @ [h; e] + gate_bias) * e``, h = hidden[b, k]
+    - "rnn": ``(g, c, o) = joint_weight @ [s; e; h] + joint_bias``, ``s' = sigmoid(g) s + (1 - sigmoid(g))
+      tanh(c)``, ``y = tanh(o)``; s is 0 before the first draft
+
+    by inverse CDF in the order of columns with the uniform ``(seed, position, k + 1, DRAFT)``. Everything is
+    float32. Tokens, log-probabilities and confidences have the same bits alone and in any batch, on the CPU and
+    on CUDA. w2 is read once per draft for the whole batch, and no row of probabilities is written.
+
+    A request ends at a token outside ``[0, vocab_size)`` before a draft, or at a row that has NaN or +inf or
+    nothing finite: token -1, logprob, lse and confidence 0 from there on.
+
+    Args:
+        base_logits: ``[B, G, V']`` float32, float16 or bfloat16, last dimension dense. Columns past vocab_size
+            (past the length of d2t) are ignored.
+        anchor_ids: ``[B]`` int32 or int64, the last committed tokens.
+        w1: ``[V1, r]`` any float type, V1 at least vocab_size: embeddings of target ids.
+        w2: ``[>= columns, r]`` any float type, r of w1 (0 is no head): rows of columns of base_logits.
+        seeds: int64 ``[B]``. positions: int32 or int64 ``[B]``, absolute positions of the anchors.
+        vocab_size: ids of the target.
+        head: "vanilla", "gated" or "rnn".
+        hidden: ``[B, G, d]`` any float type: the drafter's output after its final norm.
+        gate_weight, gate_bias: ``[r, d + r]`` and ``[r]``, for "gated" alone.
+        joint_weight, joint_bias: ``[3 r, 2 r + d]`` and ``[3 r]``, for "rnn" alone.
+        confidence_weight: ``[d + r]`` on [h; e], ``[d]`` on h, or without hidden ``[r]`` on e.
+        confidence_bias: added to it.
+        sts_temperature: float32 ``[G]``, divides the confidence head's logit at each place.
+        temperature: float32 ``[B]``, divides the sum of base logits and bias; below 1e-5, negative or NaN is
+            greedy (the largest, lowest column on ties, with numbers reported at temperature 1). None is 1.
+        d2t: int64 ``[Vd]``: column i is the target id ``i + d2t[i]`` (``d2t[i]`` without d2t_is_offset); a
+            column whose id is outside the vocabulary never comes out.
+        return_logits: also return what was drawn from, for ``verify_chain(draft_logits=)``.
+
+    Returns:
+        tokens: ``[B, G]`` target ids, dtype of anchor_ids.
+        logprob: float32 ``[B, G]``, of each token under the law it was drawn from.
+        lse: float32 ``[B, G]``, ``logsumexp(logits / temperature)`` of that law.
+        confidence: float32 ``[B, G]``, ``sigmoid((confidence_weight @ [h; e] + bias) / sts)``; 1 without weight.
+        logits: float32 ``[B, G, V']`` before temperature, -inf outside of the law; ``[0]`` if not asked for.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.markov_draft(
+        base_logits,
+        anchor_ids,
+        w1,
+        w2,
+        seeds,
+        positions,
+        vocab_size=vocab_size,
+        head=head,
+        hidden=hidden,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        joint_weight=joint_weight,
+        joint_bias=joint_bias,
+        confidence_weight=confidence_weight,
+        confidence_bias=confidence_bias,
+        sts_temperature=sts_temperature,
+        temperature=temperature,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        return_logits=return_logits,
+    )
+
+
+@fake(
+    "markov_draft",
+    base_logits="float [B, G, any]",
+    d2t="int64 [any]",
+    anchor_ids="index [B]",
+    w1="float [>= vocab_size, r]",
+    w2="float [any, r]",
+    seeds="int64 [B]",
+    positions="index [B]",
+    hidden="float [B, G, d]",
+    gate_weight="float [any, any]",
+    gate_bias="float [any]",
+    joint_weight="float [any, any]",
+    joint_bias="float [any]",
+    confidence_weight="float [any]",
+    sts_temperature="float32 [G]",
+    temperature="float32 [B]",
+)
+def _markov_draft_fake(base_logits, anchor_ids, w1, w2, seeds, positions, **options):
+    batch, drafts, width = base_logits.shape
+    shape = (batch, drafts, width) if options.get("return_logits", False) else (0,)
+    return (
+        anchor_ids.new_empty((batch, drafts)),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty(shape, dtype=torch.float32),
     )
 
 

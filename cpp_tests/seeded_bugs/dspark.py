@@ -73,15 +73,6 @@ BUGS = [
         SCHEDULE_TESTS,
     ),
     (
-        "schedule-negative-budget",
-        SCHEDULE,
-        "max(0, min(p.budget[0], start.candidates))",
-        "min(p.budget[0], start.candidates)",
-        "hooks",
-        "out of bounds|test_",
-        SCHEDULE_TESTS,
-    ),
-    (
         "schedule-sort-without-barrier",
         SCHEDULE,
         "                __syncthreads();\n            }\n",

@@ -3,6 +3,7 @@ mutations.py."""
 
 CUDA = "csrc/kernels/row_linear/cuda.cu"
 CPU = "csrc/kernels/row_linear/cpu.cpp"
+DOTS = "csrc/kernels/common/dot_rows.h"
 ORACLE = "python_tests/test_row_linear.py::oracle or call or strides or finite or rounded"
 COUNTED = "python_tests/test_emulated_linear.py"
 IN_FLIGHT = r"cp\.async in flight|uninitialised shared memory|race on shared memory"
@@ -23,12 +24,12 @@ BUGS = [
     ("linear-bias-of-first-output", CUDA, "to_float(bias[n])", "to_float(bias[lane])", "plain", "", ORACLE),
     ("linear-row-tile-of-first-rows", CUDA, "static_cast<int64_t>(blockIdx.y) * Tr::kRows",
      "static_cast<int64_t>(blockIdx.y) * 0", "plain", "", ORACLE),
-    ("cpu-linear-tail-dropped", CPU, "if (whole < size) {", "if (false) {", "cpu", "", ORACLE),
+    ("cpu-linear-tail-dropped", DOTS, "if (whole < size) {", "if (false) {", "cpu", "", ORACLE),
     ("cpu-linear-last-rows-as-first", CPU, "panel.x + row * panel.stride", "panel.x", "cpu", "", ORACLE),
     ("cpu-linear-bias-of-first-output", CPU, "bias[output + n]", "bias[n]", "cpu", "", ORACLE),
-    ("cpu-linear-bf16-odd-not-masked", CPU, "as_floats(pairs & static_cast<int32_t>(0xffff0000u))",
+    ("cpu-linear-bf16-odd-not-masked", DOTS, "as_floats(pairs & static_cast<int32_t>(0xffff0000u))",
      "as_floats(pairs)", "cpu", "", ORACLE),
-    ("cpu-linear-one-row-has-another-order", CPU, "sum[r][n] = fma(xr, pair[n].first, sum[r][n]);",
+    ("cpu-linear-one-row-has-another-order", DOTS, "sum[r][n] = fma(xr, pair[n].first, sum[r][n]);",
      "sum[r][n] = kRows == 1 ? xr * pair[n].first + sum[r][n] : fma(xr, pair[n].first, sum[r][n]);",
      "cpu", "", ORACLE),
 ]  # fmt: skip

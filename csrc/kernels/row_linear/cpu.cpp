@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "dispatch.h"
+#include "dot_rows.h"
 #include "parallel.h"
 #include "params.h"
-#include "simd.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -21,129 +21,8 @@ namespace {
 constexpr int64_t kPanelRows = 64;
 constexpr int kBlockOutputs = 3;
 constexpr int kBlockRows = kNativeLanes == 16 ? 8 : 4;  // 24 or 12 sums of the 32 or 16 registers
-constexpr int kStep = 2 * kLanes;                       // elements of k in a step: two per lane
 
-// --- 1. Two elements of k per lane and step ------------------------------------------------------
-
-// float32 and fp16: lane l has k = l and l + 16 of every 32.
-template <class T>
-struct Widened {
-    static constexpr int64_t place(int64_t k) { return k; }  // of x in its widened row
-
-    Native first, second;
-    SPECDEC_SIMD static Widened load(const T* w, int part) {
-        return {load_part(w + part * kNativeLanes), load_part(w + kLanes + part * kNativeLanes)};
-    }
-
-  private:
-    SPECDEC_SIMD static Native load_part(const float* at) { return load_native(at); }
-    SPECDEC_SIMD static Native load_part(const f16* at) {
-#if defined(__AVX512F__)
-        return reinterpret_cast<Native>(_mm512_maskz_cvtph_ps(
-            0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
-#elif defined(__AVX2__)
-        return reinterpret_cast<Native>(
-            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-#else
-        Native r;
-        for (int l = 0; l < kNativeLanes; ++l) r[l] = to_float(at[l]);
-        return r;
-#endif
-    }
-};
-
-// bf16: lane l has k = 2 l and 2 l + 1 of every 32, the halves of one 32-bit word, which widen by one
-// instruction each.
-template <>
-struct Widened<bf16> {
-    static constexpr int64_t place(int64_t k) {
-        return k / kStep * kStep + k % 2 * kLanes + k % kStep / 2;
-    }
-
-    Native first, second;
-    SPECDEC_SIMD static Widened load(const bf16* w, int part) {
-        const NativeInt pairs = *reinterpret_cast<const NativeIntAt*>(w + part * 2 * kNativeLanes);
-        return {as_floats(pairs << 16), as_floats(pairs & static_cast<int32_t>(0xffff0000u))};
-    }
-};
-
-template <class T>
-void widen_row(const T* x, int64_t size, float* wide) {
-    for (int64_t k = 0; k < size; ++k) wide[Widened<T>::place(k)] = to_float(x[k]);
-}
-
-// --- 2. A block of sums --------------------------------------------------------------------------
-
-template <int kRows, int kOutputs>
-using Lanes = float[kRows * kOutputs][kLanes];
-
-template <class T, int kRows, int kOutputs>
-SPECDEC_SIMD void add_step(Native (&sum)[kRows][kOutputs], const float* x, int64_t x_stride,
-                           const T* const (&w)[kOutputs], int64_t k, int part) {
-    Widened<T> pair[kOutputs];
-    _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-        pair[n] = Widened<T>::load(w[n] + k, part);
-    }
-    x += part * kNativeLanes;
-    _Pragma("GCC unroll 8") for (int r = 0; r < kRows; ++r) {
-        const Native xr = load_native(x + r * x_stride);
-        _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-            sum[r][n] = fma(xr, pair[n].first, sum[r][n]);
-        }
-    }
-    _Pragma("GCC unroll 8") for (int r = 0; r < kRows; ++r) {
-        const Native xr = load_native(x + r * x_stride + kLanes);
-        _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-            sum[r][n] = fma(xr, pair[n].second, sum[r][n]);
-        }
-    }
-}
-
-// Asks for what the next block of outputs will read at the same k.
-template <class T, int kOutputs>
-SPECDEC_SIMD void prefetch(const T* const (&w)[kOutputs], int64_t k, int64_t ahead) {
-    constexpr int kLine = 64 / sizeof(T);
-    _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-        _Pragma("GCC unroll 2") for (int i = 0; i < kStep; i += kLine) {
-            __builtin_prefetch(w[n] + k + ahead + i, 0, 2);
-        }
-    }
-}
-
-template <class T, int kRows, int kOutputs>
-void sum_block(const float* x, int64_t x_stride, const T* const (&w)[kOutputs], int64_t size,
-               int64_t ahead, Lanes<kRows, kOutputs>& lanes) {
-    const int64_t whole = size / kStep * kStep;
-    T tail[kOutputs][kStep] = {};  // a row of weights must not be read past its end
-    const T* tails[kOutputs];
-    for (int n = 0; n < kOutputs; ++n) {
-        std::copy(w[n] + whole, w[n] + size, tail[n]);
-        tails[n] = tail[n];
-    }
-    for (int part = 0; part < kParts; ++part) {
-        Native sum[kRows][kOutputs] = {};
-        if (ahead != 0 && part == 0) {
-            for (int64_t k = 0; k < whole; k += kStep) {
-                prefetch<T, kOutputs>(w, k, ahead);
-                add_step<T, kRows, kOutputs>(sum, x + k, x_stride, w, k, part);
-            }
-        } else {
-            for (int64_t k = 0; k < whole; k += kStep) {
-                add_step<T, kRows, kOutputs>(sum, x + k, x_stride, w, k, part);
-            }
-        }
-        if (whole < size) {
-            add_step<T, kRows, kOutputs>(sum, x + whole, x_stride, tails, 0, part);
-        }
-        for (int r = 0; r < kRows; ++r) {
-            for (int n = 0; n < kOutputs; ++n) {
-                store(lanes[r * kOutputs + n] + part * kNativeLanes, sum[r][n]);
-            }
-        }
-    }
-}
-
-// --- 3. A panel of rows --------------------------------------------------------------------------
+// --- A panel of rows --------------------------------------------------------------------------
 
 struct Panel {
     const float* x;  // [rows padded to blocks, stride], widened, zeros behind the rows and behind K

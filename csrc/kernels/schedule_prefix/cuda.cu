@@ -108,7 +108,7 @@ __device__ __forceinline__ int drafts_of(const SchedulePrefixParams& p, int64_t 
     int drafts = static_cast<int>(p.min_drafts);
     if (!any) return drafts;
     visit_survivals(p, b, [&](int64_t j, float survival) {
-        if (j >= p.min_drafts && survival > 0.0f && candidate_key(survival, j, b) <= last) {
+        if (j >= p.min_drafts && candidate_key(survival, j, b) <= last) {
             ++drafts;
         }
     });
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads)
     sort_keys(keys, sorted);
     int admitted;
     if (p.budget != nullptr) {
-        admitted = max(0, min(p.budget[0], start.candidates));
+        admitted = min(p.budget[0], start.candidates);
     } else {
         admitted = admit_while_it_pays(p, keys, start, units, counts);
     }
