@@ -22,88 +22,95 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kRowsPerWarp = 8;    // of W2 at a time: four threads each
 constexpr int kStepSize = 32;      // of the rank: 16 lanes, two elements each
-constexpr int kHeldSteps = 8;      // that stay in registers: a rank of 256
+constexpr int kHeldSteps = 8;      // of aligned bf16 rows that stay in registers: a rank of 256
 constexpr int kGroup = 32;         // requests whose logits lie in shared memory
 constexpr int kResolved = kWarps;  // requests that every block resolves by itself
 
+// --- Shared memory --------------------------------------------------------------------------------
+// Logits of a group of requests [group, kMarkovChunk], then y of the requests that the block resolves.
+struct ScanPlan {
+    size_t z_at, y_at, bytes;
+    int group;
+    int64_t y_floats;
+};
+
+ScanPlan scan_plan(const MarkovDraftParams& p, bool resolves) {
+    ScanPlan plan;
+    plan.group = static_cast<int>(p.batch < kGroup ? p.batch : kGroup);
+    plan.y_floats = resolves ? plan.group * markov_padded_rank(p) : 0;
+    cu::SmemLayout layout;
+    plan.z_at = layout.add<float>(static_cast<size_t>(plan.group * kMarkovChunk));
+    plan.y_at = layout.add<float>(static_cast<size_t>(plan.y_floats));
+    plan.bytes = layout.bytes();
+    return plan;
+}
+
 struct ScanArgs {
     MarkovDraftParams p;
+    ScanPlan plan;
     int64_t k;
     bool resolves;  // the step before, in the prologue
     bool aligned;   // rows of W2 are whole steps from multiples of 16 bytes
 };
 
-// --- Shared memory --------------------------------------------------------------------------------
-// Logits of a group [kGroup, kMarkovChunk], then y of the requests that the block resolves.
-int group_of(const MarkovDraftParams& p) {
-    return static_cast<int>(p.batch < kGroup ? p.batch : kGroup);
-}
-__host__ __device__ __forceinline__ size_t z_floats(int64_t requests) {
-    return static_cast<size_t>(requests * kMarkovChunk);
-}
-
 // --- Products -------------------------------------------------------------------------------------
-// Elements of one step of a row that thread `quarter` of four has: lanes 4 quarter .. 4 quarter + 3.
-struct StepWeights {
-    float first[4], second[4];
-};
+// Elements of one step of a row that thread `quarter` of four has, for lanes 4 quarter .. 4 quarter + 3: of bf16
+// eight neighbours, a pair per lane; else four neighbours, and the four 16 places on.
+template <class T>
+struct alignas(16) StepWeights {
+    static constexpr bool kPairs = std::is_same_v<T, bf16>;
+    T x[8];
 
-template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
-    T x[kCount];
+    __device__ __forceinline__ float first(int i) const { return to_float(x[kPairs ? 2 * i : i]); }
+    __device__ __forceinline__ float second(int i) const {
+        return to_float(x[kPairs ? 2 * i + 1 : 4 + i]);
+    }
+};
+template <class T>
+struct alignas(4 * sizeof(T)) Pack {
+    T x[4];
 };
 
 template <class T>
-__device__ __forceinline__ StepWeights load_step(const T* row, int64_t step, int64_t rank,
-                                                 int quarter, bool aligned) {
-    StepWeights w;
+__device__ __forceinline__ StepWeights<T> load_step(const T* row, int64_t step, int64_t rank,
+                                                    int quarter, bool aligned) {
+    using Weights = StepWeights<T>;
     const int64_t k = step * kStepSize;
-    constexpr bool kPairs = std::is_same_v<T, bf16>;
-    if constexpr (kPairs) {
-        if (aligned) {
-            const Pack<T, 8> pack = *reinterpret_cast<const Pack<T, 8>*>(row + k + 8 * quarter);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                w.first[i] = to_float(pack.x[2 * i]);
-                w.second[i] = to_float(pack.x[2 * i + 1]);
-            }
+    if (aligned) {
+        if constexpr (Weights::kPairs) {
+            return *reinterpret_cast<const Weights*>(row + k + 8 * quarter);
+        } else {
+            const T* at = row + k + 4 * quarter;
+            Weights w;
+            *reinterpret_cast<Pack<T>*>(w.x) = *reinterpret_cast<const Pack<T>*>(at);
+            *reinterpret_cast<Pack<T>*>(w.x + 4) = *reinterpret_cast<const Pack<T>*>(at + 16);
             return w;
         }
-    } else if (aligned) {
-        const T* at = row + k + 4 * quarter;
-        const Pack<T, 4> low = *reinterpret_cast<const Pack<T, 4>*>(at);
-        const Pack<T, 4> high = *reinterpret_cast<const Pack<T, 4>*>(at + 16);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            w.first[i] = to_float(low.x[i]);
-            w.second[i] = to_float(high.x[i]);
-        }
-        return w;
     }
+    Weights w;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int lane = 4 * quarter + i;
-        const int64_t first = k + (kPairs ? 2 * lane : lane);
-        const int64_t second = k + (kPairs ? 2 * lane + 1 : lane + 16);
-        w.first[i] = first < rank ? to_float(row[first]) : 0.0f;
-        w.second[i] = second < rank ? to_float(row[second]) : 0.0f;
+    for (int i = 0; i < 8; ++i) {
+        const int64_t at =
+            k + (Weights::kPairs ? 8 * quarter + i : 4 * quarter + i % 4 + i / 4 * 16);
+        w.x[i] = at < rank ? row[at] : from_float<T>(0.0f);
     }
     return w;
 }
 
-__device__ __forceinline__ void add_step(const StepWeights& w, const float* y, int64_t step,
+template <class T>
+__device__ __forceinline__ void add_step(const StepWeights<T>& w, const float* y, int64_t step,
                                          int quarter, float (&sum)[4]) {
     const float* at = y + step * kStepSize + 4 * quarter;
     const float4 low = *reinterpret_cast<const float4*>(at);
     const float4 high = *reinterpret_cast<const float4*>(at + 16);
-    sum[0] = fmaf(low.x, w.first[0], sum[0]);
-    sum[1] = fmaf(low.y, w.first[1], sum[1]);
-    sum[2] = fmaf(low.z, w.first[2], sum[2]);
-    sum[3] = fmaf(low.w, w.first[3], sum[3]);
-    sum[0] = fmaf(high.x, w.second[0], sum[0]);
-    sum[1] = fmaf(high.y, w.second[1], sum[1]);
-    sum[2] = fmaf(high.z, w.second[2], sum[2]);
-    sum[3] = fmaf(high.w, w.second[3], sum[3]);
+    sum[0] = fmaf(low.x, w.first(0), sum[0]);
+    sum[1] = fmaf(low.y, w.first(1), sum[1]);
+    sum[2] = fmaf(low.z, w.first(2), sum[2]);
+    sum[3] = fmaf(low.w, w.first(3), sum[3]);
+    sum[0] = fmaf(high.x, w.second(0), sum[0]);
+    sum[1] = fmaf(high.y, w.second(1), sum[1]);
+    sum[2] = fmaf(high.z, w.second(2), sum[2]);
+    sum[3] = fmaf(high.w, w.second(3), sum[3]);
 }
 
 // The tree of sum_lanes: (l, l + 8), (l, l + 4), (l, l + 2), (0, 1). Lanes 4 q .. 4 q + 3 are thread q's.
@@ -127,17 +134,19 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
     const int64_t steps = padded / kStepSize;
     const int64_t begin = chunk * kMarkovChunk;
     const int64_t n = p.columns - begin < kMarkovChunk ? p.columns - begin : kMarkovChunk;
+#pragma unroll 1
     for (int64_t first = warp * kRowsPerWarp; first < n; first += kWarps * kRowsPerWarp) {
         const int64_t column = first + lane / 4;
         const int64_t row = begin + (column < n ? column : n - 1);
         const T* w2 = static_cast<const T*>(row_of(p.w2, row));
-        StepWeights held[kHeld ? kHeldSteps : 1];
+        StepWeights<T> held[kHeld ? kHeldSteps : 1];
         if constexpr (kHeld) {
 #pragma unroll
             for (int s = 0; s < kHeldSteps; ++s) {
-                if (s < steps) held[s] = load_step<T>(w2, s, p.rank, quarter, args.aligned);
+                if (s < steps) held[s] = load_step<T>(w2, s, p.rank, quarter, true);
             }
         }
+#pragma unroll 1
         for (int b = 0; b < requests; ++b) {
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             if constexpr (kHeld) {
@@ -147,7 +156,7 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
                 }
             } else {
                 for (int64_t s = 0; s < steps; ++s) {
-                    const StepWeights w = load_step<T>(w2, s, p.rank, quarter, args.aligned);
+                    const StepWeights<T> w = load_step<T>(w2, s, p.rank, quarter, args.aligned);
                     add_step(w, y + b * padded, s, quarter, sum);
                 }
             }
@@ -221,6 +230,14 @@ __device__ __forceinline__ void end_chunk(const ScanArgs& args, int64_t b, int64
 }
 
 // --- Kernels --------------------------------------------------------------------------------------
+// The token before step k, by a whole warp.
+CU_NOINLINE __device__ int64_t resolve_before(const MarkovDraftParams& p, int64_t b, int64_t k,
+                                              bool reports) {
+    const MarkovPick pick = pick_before(p, b, k);
+    if (reports) report_step(p, b, k, pick);
+    return pick.token;
+}
+
 template <class T, bool kHeld>
 __global__ void __launch_bounds__(kThreads, 2)
     markov_scan_kernel(const __grid_constant__ ScanArgs args) {
@@ -231,22 +248,18 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t chunk = blockIdx.x, chunks = markov_chunks(p);
     const int64_t padded = markov_padded_rank(p);
-    const int64_t group = p.batch < kGroup ? p.batch : kGroup;
-    cu::SmemLayout layout;
-    const size_t z_at = layout.add<float>(z_floats(group));
-    const size_t y_at = layout.add<float>(args.resolves ? group * padded : 0);
-    float* z = cu::smem_at<float>(memory, z_at, z_floats(group));
-    float* shared_y = cu::smem_at<float>(memory, y_at, args.resolves ? group * padded : 0);
+    const int64_t group = args.plan.group;
+    float* z = cu::smem_at<float>(memory, args.plan.z_at, group * kMarkovChunk);
+    float* shared_y = cu::smem_at<float>(memory, args.plan.y_at, args.plan.y_floats);
 
     // 1. The step before, by every block; the last one reports it.
     if (args.resolves) {
         if (warp < p.batch) {
-            const MarkovPick pick = pick_before(p, warp, args.k);
-            if (chunk == chunks) {
-                report_step(p, warp, args.k, pick);
-            } else {
-                embed(p, pick.token, shared_y + warp * padded, lane, kWarpSize);
-                if (lane == 0) alive[warp] = pick.token >= 0 ? 1 : 0;
+            const bool reports = chunk == chunks;
+            const int64_t token = resolve_before(p, warp, args.k, reports);
+            if (!reports) {
+                embed(p, token, shared_y + warp * padded, lane, kWarpSize);
+                if (lane == 0) alive[warp] = token >= 0 ? 1 : 0;
             }
         }
         if (chunk == chunks) {
@@ -281,14 +294,13 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     markov_settle_kernel(const __grid_constant__ MarkovDraftParams p, int64_t k) {
     CU_SHARED(token, int64_t[1]);
     const int64_t b = blockIdx.x;
     if (threadIdx.x < kWarpSize) {
-        const MarkovPick pick = pick_before(p, b, k);
-        report_step(p, b, k, pick);
-        if (threadIdx.x == 0) token[0] = pick.token;
+        const int64_t before = resolve_before(p, b, k, true);
+        if (threadIdx.x == 0) token[0] = before;
     }
     __syncthreads();
     if (k >= p.steps) return;
@@ -315,21 +327,21 @@ Status settle(const MarkovDraftParams& p, int64_t k, Stream stream) {
 
 Status scan(const ScanArgs& args, Stream stream) {
     const MarkovDraftParams& p = args.p;
-    cu::SmemLayout layout;
-    const int64_t group = group_of(p);
-    layout.add<float>(z_floats(group));
-    layout.add<float>(args.resolves ? group * markov_padded_rank(p) : 0);
     cu::LaunchCfg cfg;
     cfg.grid = dim3(static_cast<unsigned>(markov_chunks(p) + (args.resolves ? 1 : 0)));
     cfg.block = dim3(kThreads);
-    cfg.smem = layout.bytes();
+    cfg.smem = args.plan.bytes;
     cfg.stream = stream;
     Status status;
     dispatch_float(p.w2.dtype, [&](auto tag) {
         using T = typename decltype(tag)::type;
-        status = p.rank <= kHeldSteps * kStepSize
-                     ? cu::launch(cfg, markov_scan_kernel<T, true>, args)
-                     : cu::launch(cfg, markov_scan_kernel<T, false>, args);
+        if constexpr (std::is_same_v<T, bf16>) {
+            if (args.aligned && p.rank <= kHeldSteps * kStepSize) {
+                status = cu::launch(cfg, markov_scan_kernel<T, true>, args);
+                return;
+            }
+        }
+        status = cu::launch(cfg, markov_scan_kernel<T, false>, args);
     });
     return status;
 }
@@ -349,6 +361,7 @@ Status markov_draft(const MarkovDraftParams& p, Stream stream) {
     args.p = p;
     args.resolves = p.head == MarkovHead::kVanilla && p.batch <= kResolved && p.columns > 0 &&
                     markov_padded_rank(p) <= kHeldSteps * kStepSize;
+    args.plan = scan_plan(p, args.resolves);
     args.aligned = p.rank % kStepSize == 0 && row_bytes % 16 == 0 &&
                    reinterpret_cast<uintptr_t>(p.w2.data) % 16 == 0;
     for (args.k = 0; args.k < p.steps; ++args.k) {

@@ -13,7 +13,7 @@
 namespace specdec::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 constexpr int kPerThread = static_cast<int>(kMaxCandidates) / kThreads;
 constexpr int kWarpKeys = 2 * kWarpSize;  // a warp compares 32 pairs at a time
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ int drafts_of(const SchedulePrefixParams& p, int64_t 
 }
 
 // --- Kernel ---------------------------------------------------------------------------------------
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     schedule_prefix_kernel(const __grid_constant__ SchedulePrefixParams p, int sorted) {
     CU_SHARED(keys, uint64_t[kMaxCandidates]);
     CU_SHARED(units, UnitScratch);
