@@ -20,7 +20,7 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor? draft_rows=None, Tensor? draft_temperature=None, Tensor? draft_is_one_hot=None, "
         "Tensor? d2t=None, bool d2t_is_offset=True, bool draft_controls=False, "
         "str method=\"token\", float posterior_threshold=0.09, float "
-        "posterior_alpha=0.3, " SPECDEC_CONTROLS_SCHEMA
+        "posterior_alpha=0.3, Tensor[]? markov=None, " SPECDEC_CONTROLS_SCHEMA
         ") -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
         "Tensor top_ids, Tensor top_logprobs)");
     // Accepts a path of each request's draft tree so that the emitted tokens have the target's law.
@@ -57,6 +57,13 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor? sts_temperature=None, Tensor? temperature=None, Tensor? d2t=None, "
         "bool d2t_is_offset=True, bool return_logits=False) -> (Tensor tokens, Tensor logprob, "
         "Tensor lse, Tensor confidence, Tensor logits)");
+    // What the drafts of verify_chain(markov=) were drawn from.
+    m.def(
+        "_markov_logits(Tensor base_logits, Tensor input_ids, Tensor cu_rows, Tensor w1, Tensor "
+        "w2, "
+        "SymInt max_drafts, SymInt vocab_size, Tensor? draft_rows, Tensor? d2t, bool "
+        "d2t_is_offset) "
+        "-> (Tensor logits, Tensor rows)");
     // How many drafts of each request are verified, by their confidences and what a row costs.
     m.def(
         "schedule_prefix(Tensor confidence, Tensor steps_per_second, *, Tensor? budget=None, "

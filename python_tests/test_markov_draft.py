@@ -562,6 +562,97 @@ def test_q_of_the_logits_is_what_was_drawn_from(backend):
     assert_same(verified[0][:, :3].contiguous(), tokens)
 
 
+VERIFY = ["target_logits", "input_ids", "cu_rows", "seeds", "positions", "max_drafts"]
+
+
+def chain_case(case, tokens, logits, generator, lengths):
+    """Arguments of verify_chain for the first drafts of each request, its target near the drafter; lengths: rows
+    of each."""
+    vocab, drafts = case["vocab_size"], tokens.shape[1]
+    ids = torch.cat([case["anchor_ids"][:, None], tokens], 1)
+    near = torch.full((len(lengths), drafts + 1, vocab), -4.0)
+    columns = torch.arange(logits.shape[2] - 3)  # of random_case, less its padding
+    targets = columns + case["d2t"] if "d2t" in case else columns
+    near[:, :drafts, targets] = logits[:, :, columns]
+    near = near + torch.randn(near.shape, generator=generator)
+    return {
+        "target_logits": torch.cat([*[near[b, :n] for b, n in enumerate(lengths)], near[0, :1]]),
+        "input_ids": torch.cat([*[ids[b, :n] for b, n in enumerate(lengths)], ids[:1, 0]]),
+        "cu_rows": torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32),
+        "seeds": case["seeds"],
+        "positions": case["positions"],
+        "max_drafts": drafts,
+        "vocab_size": vocab,
+        "draft_temperature": case["temperature"],
+        "temperature": case["temperature"],
+    }
+
+
+@pytest.mark.parametrize("method", ["token", "block"])
+@pytest.mark.parametrize("columns", [None, 530])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+def test_verify_chain_recomputes_q(backend, method, columns, weights):
+    """From w1, w2 and the base logits, bit for bit as from the logits that were returned: ragged requests, drafts that
+    are placeholders or no ids, requests whose row of base_logits is another one or none."""
+    g = seeded(27)
+    case = oracle.random_case(
+        g, batch=6, drafts=3, vocab=600, columns=columns, confidence=False, weights=weights
+    )
+    tokens, _, _, _, logits = run(backend, case)
+    tokens = tokens.clone()
+    tokens[1, 2], tokens[2, 1], tokens[3, 0] = -1, 600, 2**40
+    chain = chain_case(case, tokens, logits, g, [4, 4, 4, 4, 2, 1]) | {
+        "method": method,
+        "num_logprobs": 2,
+    }
+    if columns is not None:
+        chain["d2t"] = case["d2t"]
+    by_law = chain | {"markov": [case["w1"], case["w2"], case["base_logits"]]}
+    if backend.device.type == "cuda":
+        by_law["markov"] = [t.to(backend.device) for t in by_law["markov"]]
+    wanted = backend.call("verify_chain", VERIFY, chain | {"draft_logits": logits})
+    assert 0 < int(wanted[1].sum()) < 12
+    for mine, theirs in zip(backend.call("verify_chain", VERIFY, by_law), wanted, strict=True):
+        assert_same(mine, theirs)
+    # Rows of base_logits in another order; the last two requests are one-hot.
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    rows = torch.empty(6, dtype=torch.int32)
+    rows[order] = torch.arange(6, dtype=torch.int32)
+    rows[4], rows[5] = -1, 77
+    wanted = backend.call(
+        "verify_chain", VERIFY, chain | {"draft_logits": logits[order], "draft_rows": rows}
+    )
+    by_law["markov"][2] = case["base_logits"][order].to(backend.device)
+    by_law["draft_rows"] = rows
+    for mine, theirs in zip(backend.call("verify_chain", VERIFY, by_law), wanted, strict=True):
+        assert_same(mine, theirs)
+
+
+def test_verify_chain_names_what_is_wrong_with_markov(backend):
+    g = seeded(28)
+    case = oracle.random_case(g, batch=2, drafts=3, confidence=False)
+    tokens, _, _, _, logits = run(backend, case)
+    chain = chain_case(case, tokens, logits, g, [4, 4])
+    good = [case["w1"], case["w2"], case["base_logits"]]
+    bad = [
+        ({}, good[:2], r"verify_chain: markov: wanted \(w1, w2, base_logits\), got 2"),
+        ({}, [good[0][:49], *good[1:]], r"markov\[0\] \(w1\): wanted at least 50 \(vocab_size\)"),
+        ({}, [good[0], good[1][:, 1:], good[2]], r"markov\[1\] \(w2\): wanted size 8 \(r of w1\)"),
+        (
+            {},
+            [*good[:2], good[2][:, 1:]],
+            r"markov\[2\] \(base_logits\): wanted size 3 \(max_drafts\)",
+        ),
+        ({}, [*good[:2], good[2][:1]], r"markov\[2\] \(base_logits\): wanted at least 2"),
+        ({}, [good[0].int(), *good[1:]], r"markov\[0\] \(w1\): wanted dtype"),
+        ({"draft_logits": torch.zeros(2, 3, 50)}, good, "markov: wanted none beside draft_logits"),
+    ]
+    for change, markov, message in bad:
+        markov = [t.to(backend.device) for t in markov]
+        with pytest.raises(RuntimeError, match=message):
+            backend.call("verify_chain", VERIFY, chain | change | {"markov": markov})
+
+
 # --- Arguments --------------------------------------------------------------------------------------
 def test_errors_name_op_argument_wanted_got(backend):
     plain = oracle.random_case(seeded(25))

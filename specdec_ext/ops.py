@@ -688,6 +688,7 @@ def verify_chain(
     method: str = "token",
     posterior_threshold: float = 0.09,
     posterior_alpha: float = 0.3,
+    markov: tuple[Tensor, Tensor, Tensor] | None = None,
     **controls: Unpack[SamplingControls],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Accept a prefix of each request's drafts, then draw one token: the output has the target's law.
@@ -716,6 +717,9 @@ def verify_chain(
         vocab_size: V.
         draft_logits: ``[B', K, >= vocab_size]`` float32, float16 or bfloat16: row j is the one that
             draft j+1 was drawn from. None: every draft is one-hot (q(x) = 1).
+        markov: ``(w1, w2, base_logits)`` of a vanilla ``markov_draft`` in place of draft_logits: q is recomputed
+            from them along the drafts, with the bits of its ``logits``, in one pass over w2. base_logits
+            ``[B', K, V']``, with draft_rows and d2t as for draft_logits.
         draft_rows: int32 ``[B]``, row of draft_logits of each request; -1, and any number outside
             ``0 .. B'-1``, is one-hot. None: row b.
         draft_temperature: float32 ``[B]``; None is 1, below 1e-5 the draft is one-hot.
@@ -764,6 +768,7 @@ def verify_chain(
         method=method,
         posterior_threshold=posterior_threshold,
         posterior_alpha=posterior_alpha,
+        markov=markov,
         **controls,
     )
 
@@ -792,8 +797,15 @@ def _verify_chain_fake(
     *,
     vocab_size,
     num_logprobs=-1,
+    markov=None,
     **options,
 ):
+    for tensor in markov or ():
+        if tensor.device != target_logits.device:
+            raise RuntimeError(
+                "specdec::verify_chain: markov: wanted the device of target_logits, "
+                f"got {tensor.device}"
+            )
     batch, width, top = cu_rows.shape[0] - 1, max_drafts + 1, torch.sym_max(num_logprobs, 0)
     return (
         target_logits.new_empty((batch, width), dtype=input_ids.dtype),

@@ -188,8 +188,62 @@ Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const T
     return result;
 }
 
+// _markov_logits(base_logits [B', K, >= Vd], input_ids [R], cu_rows [B+1], w1, w2, max_drafts K, *, vocab_size,
+//                draft_rows [B], d2t [Vd]) -> (logits [B, K, Vd], rows [B])
+// What markov_draft drew the drafts of verify_chain from, bit for bit. verify_chain, its only caller, has
+// checked the arguments: an error on this side of the dispatcher would lose its text.
+std::tuple<Tensor, Tensor> markov_logits(const Tensor& base_logits, const Tensor& input_ids,
+                                         const Tensor& cu_rows, const Tensor& w1, const Tensor& w2,
+                                         int64_t max_drafts, int64_t vocab_size,
+                                         const OptionalTensor& draft_rows,
+                                         const OptionalTensor& d2t, bool d2t_is_offset) {
+    // 1. Allocate.
+    const int64_t batch = cu_rows.size(0) - 1;
+    const int64_t columns = d2t ? d2t->size(0) : vocab_size;
+    Tensor logits = empty_on(base_logits, {batch, max_drafts, columns}, DType::kF32);
+    Tensor rows = empty_on(base_logits, {batch}, DType::kI32);
+    if (batch == 0 || max_drafts == 0) return {logits, rows};
+
+    // 2. Parameters.
+    Launch launch("verify_chain", base_logits);
+    MarkovDraftParams p{};
+    p.base_logits = launch.in<3>("base_logits", base_logits);
+    p.logits_dtype = *dtype_of(base_logits);
+    p.w1 = FloatsView{launch.in_data("w1", w1), *dtype_of(w1), w1.stride(0)};
+    p.w2 = FloatsView{launch.in_data("w2", w2), *dtype_of(w2), w2.stride(0)};
+    p.batch = batch * max_drafts;
+    p.steps = 1;
+    p.rank = w1.size(1);
+    p.columns = columns;
+    p.vocab_size = vocab_size;
+    p.head = MarkovHead::kVanilla;
+    p.d2t = d2t ? static_cast<const int64_t*>(launch.in_data("d2t", *d2t)) : nullptr;
+    p.d2t_is_offset = d2t_is_offset;
+    p.follows = true;
+    p.chain.cu_rows = static_cast<const int32_t*>(launch.in_data("cu_rows", cu_rows));
+    p.chain.input_ids = launch.index("input_ids", input_ids);
+    p.chain.num_rows = input_ids.size(0);
+    p.chain.drafts = max_drafts;
+    p.chain.draft_rows =
+        draft_rows ? static_cast<const int32_t*>(launch.in_data("draft_rows", *draft_rows))
+                   : nullptr;
+    p.chain.rows = static_cast<int32_t*>(launch.out_data("rows", rows));
+    p.logits = static_cast<float*>(launch.out_data("logits", logits));
+    p.width = columns;
+#if !defined(SPECDEC_BACKEND_CPU)
+    const Tensor scratch =
+        empty_on(base_logits, {cuda::markov_draft_scratch_bytes(p)}, DType::kBool);
+    p.scratch = launch.out_data("scratch", scratch);
+#endif
+
+    // 3. Run.
+    SPECDEC_RUN(markov_draft, launch, p);
+    return {logits, rows};
+}
+
 }  // namespace
 
 SPECDEC_REGISTER(markov_draft, markov_draft)
+SPECDEC_REGISTER(_markov_logits, markov_logits)
 
 }  // namespace specdec::ops

@@ -124,7 +124,7 @@ class Drafts {
           y_((p.batch + kRequests) * padded_),
           stats_(p.batch * chunks_) {
         if (p.head == MarkovHead::kRnn) state_.resize(p.batch * p.rank);
-        for (int64_t b = 0; b < p.batch; ++b) before_[b] = p.anchor_ids[b];
+        for (int64_t b = 0; b < p.batch; ++b) before_[b] = first_token(p, b);
         for (int64_t c = 0; c < p.columns && p.d2t != nullptr; ++c) {
             outside_ = outside_ || markov_token(p, c) < 0;
         }
@@ -143,6 +143,7 @@ class Drafts {
                 std::vector<float> z(p_.batch * kMarkovChunk);
                 for (int64_t chunk = begin; chunk < end; ++chunk) scan(k, chunk, z.data());
             });
+            if (p_.follows) return;
             parallel_for(0, p_.batch, 1, [&](int64_t begin, int64_t end) {
                 for (int64_t b = begin; b < end; ++b) settle(b, k);
             });
@@ -156,6 +157,7 @@ class Drafts {
 
     // The head's output y and the confidence of step k.
     void prepare(int64_t b, int64_t k) {
+        write_chain_row(p_, b);
         std::fill(y(b), y(b) + padded_, 0.0f);
         if (p_.logits != nullptr) {
             float* row = logits_row(p_, b, k);
@@ -169,7 +171,7 @@ class Drafts {
         for (int64_t i = 0; i < p_.depth; ++i) {
             hidden[i] = float_at(hidden_row(p_, b, k), p_.hidden_dtype, i);
         }
-        p_.confidence[b * p_.steps + k] = confidence(k, hidden.data(), e);
+        if (!p_.follows) p_.confidence[b * p_.steps + k] = confidence(k, hidden.data(), e);
         const DType dtype = p_.projection.dtype;
         const auto part = [&](int64_t output, int64_t from, const float* x, int64_t size) {
             return dot32(float_row(row_of(p_.projection, output), dtype, from), dtype, x, size);

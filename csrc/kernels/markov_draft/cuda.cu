@@ -359,8 +359,8 @@ Status markov_draft(const MarkovDraftParams& p, Stream stream) {
     const int64_t row_bytes = p.w2.stride * dtype_size(p.w2.dtype);
     ScanArgs args;
     args.p = p;
-    args.resolves = p.head == MarkovHead::kVanilla && p.batch <= kResolved && p.columns > 0 &&
-                    markov_padded_rank(p) <= kHeldSteps * kStepSize;
+    args.resolves = !p.follows && p.head == MarkovHead::kVanilla && p.batch <= kResolved &&
+                    p.columns > 0 && markov_padded_rank(p) <= kHeldSteps * kStepSize;
     args.plan = scan_plan(p, args.resolves);
     args.aligned = p.rank % kStepSize == 0 && row_bytes % 16 == 0 &&
                    reinterpret_cast<uintptr_t>(p.w2.data) % 16 == 0;
@@ -373,7 +373,7 @@ Status markov_draft(const MarkovDraftParams& p, Stream stream) {
         const Status status = scan(args, stream);
         if (!status.ok()) return status;
     }
-    return settle(p, p.steps, stream);
+    return p.follows ? Status{} : settle(p, p.steps, stream);
 }
 
 }  // namespace specdec::cuda

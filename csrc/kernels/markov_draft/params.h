@@ -24,6 +24,7 @@
 #include "exact_math.h"
 #include "isa.h"
 #include "philox.h"
+#include "rows.h"
 #include "view.h"
 
 namespace specdec {
@@ -37,6 +38,17 @@ struct FloatsView {
     const void* data = nullptr;
     DType dtype = DType::kF32;
     int64_t stride = 0;  // of rows
+};
+
+// Logits along drafts that were drawn before, for the q of verification: row b * drafts + j of the call is draft j of
+// request b, after token j of its rows (its anchor, or draft j - 1). All of them in one pass over W2.
+struct MarkovChain {
+    const int32_t* cu_rows;  // [requests + 1]
+    IndexView input_ids;     // [num_rows]
+    int64_t num_rows;
+    int64_t drafts;             // most of a request
+    const int32_t* draft_rows;  // [requests] row of base_logits, or nullptr (= identity)
+    int32_t* rows;  // [requests], written: the request itself where it has a row, else -1
 };
 
 struct MarkovDraftParams {
@@ -59,6 +71,8 @@ struct MarkovDraftParams {
     const float* temperature;      // [B] or nullptr (= 1)
     const int64_t* d2t;            // [columns] or nullptr
     bool d2t_is_offset;
+    bool follows;       // a chain: only logits are written, of one step; vanilla heads
+    MarkovChain chain;  // if it does
     void* tokens;       // [B, G] in the dtype of anchor_ids
     float* logprob;     // [B, G]
     float* lse;         // [B, G]
@@ -96,7 +110,16 @@ SPECDEC_HD const void* hidden_row(const MarkovDraftParams& p, int64_t b, int64_t
     return float_row(p.hidden.data, p.hidden_dtype,
                      b * p.hidden.stride[0] + k * p.hidden.stride[1]);
 }
+// The row of base_logits of a request of the chain that is followed, -1: none.
+SPECDEC_HD int64_t chain_row(const MarkovDraftParams& p, int64_t request) {
+    const int64_t row = p.chain.draft_rows == nullptr ? request : p.chain.draft_rows[request];
+    return row >= 0 && row < p.base_logits.size[0] ? row : -1;
+}
 SPECDEC_HD const void* base_row(const MarkovDraftParams& p, int64_t b, int64_t k) {
+    if (p.follows) {
+        k = b % p.chain.drafts;
+        b = chain_row(p, b / p.chain.drafts);
+    }
     return float_row(p.base_logits.data, p.logits_dtype,
                      b * p.base_logits.stride[0] + k * p.base_logits.stride[1]);
 }
@@ -114,6 +137,21 @@ SPECDEC_HD int64_t markov_token(const MarkovDraftParams& p, int64_t column) {
 }
 SPECDEC_HD bool is_token(const MarkovDraftParams& p, int64_t id) {
     return id >= 0 && id < p.vocab_size;
+}
+
+// The token before the first step of row b of the call; outside of the vocabulary: there is nothing to draw.
+SPECDEC_HD int64_t first_token(const MarkovDraftParams& p, int64_t b) {
+    if (!p.follows) return p.anchor_ids[b];
+    const int64_t request = b / p.chain.drafts, draft = b % p.chain.drafts;
+    const RowSpan rows = rows_of_request(p.chain.cu_rows, request, p.chain.num_rows);
+    if (draft + 1 >= rows.count || chain_row(p, request) < 0) return -1;
+    return p.chain.input_ids[rows.first + draft];
+}
+// Row of the logits that holds a request of a chain: its own.
+SPECDEC_HD void write_chain_row(const MarkovDraftParams& p, int64_t b) {
+    if (!p.follows || b % p.chain.drafts != 0) return;
+    const int64_t request = b / p.chain.drafts;
+    p.chain.rows[request] = chain_row(p, request) < 0 ? -1 : static_cast<int32_t>(request);
 }
 
 // How request b draws. A greedy one reports its numbers at temperature 1.

@@ -168,7 +168,7 @@ __device__ __forceinline__ MarkovPick choose_token(const MarkovDraftParams& p, i
 __device__ __forceinline__ MarkovPick pick_before(const MarkovDraftParams& p, int64_t b,
                                                   int64_t k) {
     if (k > 0) return choose_token(p, b, k - 1);
-    const int64_t anchor = p.anchor_ids[b];
+    const int64_t anchor = first_token(p, b);
     return MarkovPick{is_token(p, anchor) ? anchor : -1, 0.0f, 0.0f};
 }
 
@@ -233,7 +233,8 @@ __device__ __forceinline__ void report_step(const MarkovDraftParams& p, int64_t 
                                             const MarkovPick& pick) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     if (k > 0 && lane == 0) write_pick(p, b, k - 1, pick);
-    if (k >= p.steps || pick.token < 0) return;
+    if (p.follows && lane == 0) write_chain_row(p, b);
+    if (p.follows || k >= p.steps || pick.token < 0) return;
     const float confidence = confidence_of(p, k, head_input(p, b, k, pick.token));
     if (lane == 0) p.confidence[b * p.steps + k] = confidence;
 }
