@@ -18,6 +18,7 @@ from compare import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instruction_sets import results_by_isa
 from oracles import markov_draft as oracle
 from tree_cases import soil
 
@@ -440,6 +441,13 @@ def test_a_prefix_of_the_block_is_a_shorter_block(backend):
     part = run(backend, case | short | {"sts_temperature": case["sts_temperature"][:2]})
     for mine, theirs in zip(part, whole, strict=True):
         assert_same(mine, theirs[:, :2].contiguous())
+
+
+def test_instruction_sets_give_the_same_bits(tmp_path):
+    results = results_by_isa("isa_markov.py", tmp_path)
+    for isa, tensors in results.items():
+        for name, tensor in tensors.items():
+            assert_same(tensor, results["baseline"][name], f"{name} on {isa}")
 
 
 @pytest.mark.parametrize("other", [name for name in backends.available() if name != "cpu"])
