@@ -1,9 +1,16 @@
-"""Seeded bugs of schedule_prefix: (id, file, old text, new text, build, says, tests), see mutations.py."""
+"""Seeded bugs of schedule_prefix and markov_draft: (id, file, old text, new text, build, says, tests), see mutations.py."""
 
 SCHEDULE = "csrc/kernels/schedule_prefix/cuda.cu"
 SCHEDULE_CPU = "csrc/kernels/schedule_prefix/cpu.cpp"
 RULES = "csrc/kernels/schedule_prefix/params.h"
 SCHEDULE_TESTS = "python_tests/test_schedule_prefix.py"
+MARKOV = "csrc/kernels/markov_draft/cuda.cu"
+SETTLE = "csrc/kernels/markov_draft/settle.cuh"
+MARKOV_CPU = "csrc/kernels/markov_draft/cpu.cpp"
+MARKOV_RULES = "csrc/kernels/markov_draft/params.h"
+EXACT = "csrc/kernels/common/exact_math.h"
+MARKOV_TESTS = "python_tests/test_markov_draft.py"
+MARKOV_COUNTED = "python_tests/test_emulated_markov.py"
 RACE_SHARED = "race on shared memory|uninitialised shared memory"
 
 BUGS = [
@@ -108,4 +115,63 @@ BUGS = [
         "",
         SCHEDULE_TESTS,
     ),
-]
+    # markov_draft: what is drawn from.
+    ("markov-base-logits-halved", MARKOV, "dots[i * kWarpSize + lane] + to_float(",
+     "dots[i * kWarpSize + lane] + 0.5f * to_float(", "plain", "", f"{MARKOV_TESTS}::oracle"),
+    ("markov-number-of-the-step-before", SETTLE, "p.positions[b], k + 1, Purpose::kDraft",
+     "p.positions[b], k, Purpose::kDraft", "plain", "", f"{MARKOV_TESTS}::oracle"),
+    ("markov-columns-as-targets", MARKOV_RULES, "if (p.d2t == nullptr) return column;",
+     "return column;", "plain", "", f"{MARKOV_TESTS}::oracle or vocabulary or maps"),
+    ("markov-foreign-columns-in-the-law", MARKOV, "markov_token(p, column) < 0) z[i] = -infinity;",
+     "markov_token(p, column) < -1) z[i] = -infinity;", "plain", "",
+     f"{MARKOV_TESTS}::columns_without"),
+    ("markov-padding-in-the-law", MARKOV, "const int64_t left = p.columns - begin - lane;",
+     "const int64_t left = p.width - begin - lane;", "plain", "", f"{MARKOV_TESTS}::D02 or oracle"),
+    ("markov-nan-is-small", MARKOV, "bad = bad || is_bad_logit(z[i]);", "bad = bad || z[i] == infinity;",
+     "plain", "", f"{MARKOV_TESTS}::bad_row"),
+    ("markov-ended-goes-on", MARKOV, "ChunkStats{infinity, 0.0f}", "ChunkStats{0.0f, 1.0f}", "plain",
+     "", f"{MARKOV_TESTS}::bad_row or anchor"),
+    ("markov-highest-of-ties", SETTLE, "column = i + __ffs(static_cast<int>(found)) - 1;\n                break;",
+     "column = i + __ffs(static_cast<int>(found)) - 1;", "plain", "", f"{MARKOV_TESTS}::greedy"),
+    ("markov-state-of-last-block", SETTLE, "k > 0 ? old[i] : 0.0f", "old[i]", "hooks",
+     "uninitialised|test_", f"{MARKOV_TESTS}::oracle"),
+    ("markov-one-state-for-all-steps", SETTLE, "scratch_of(p, k + 1).state", "scratch_of(p, k).state",
+     "hooks", "race|test_", f"{MARKOV_TESTS}::oracle"),
+    ("markov-order-of-joint-input", SETTLE, "dot_embedding(p, in, w, output, r)",
+     "dot_embedding(p, in, w, output, r + 1)", "hooks", "out of bounds|test_",
+     f"{MARKOV_TESTS}::oracle"),
+    ("markov-confidence-forgets-sts", MARKOV_RULES, "(logit + p.confidence_bias) / t",
+     "(logit + p.confidence_bias)", "plain", "", f"{MARKOV_TESTS}::oracle"),
+    ("markov-confidence-of-ended-kept", MARKOV_RULES,
+     "if (pick.token < 0) p.confidence[at] = 0.0f;", "", "plain", "", f"{MARKOV_TESTS}::bad_row"),
+    ("markov-other-tree", MARKOV, "(sum[0] + sum[2]) + (sum[1] + sum[3])",
+     "(sum[0] + sum[1]) + (sum[2] + sum[3])", "plain", "", f"{MARKOV_TESTS}::same_bits"),
+    ("markov-sum-not-fused", SETTLE, "sum = fmaf(to_float(weights[k]), x_of(k), sum);",
+     "sum = to_float(weights[k]) * x_of(k) + sum;", "plain", "", f"{MARKOV_TESTS}::same_bits"),
+    ("markov-exp-of-other-steps", EXACT, "p = fused(p, f, kPower4);", "p = p * f + kPower4;", "plain",
+     "", f"{MARKOV_TESTS}::same_bits"),
+    ("markov-group-overwrites", MARKOV, "__syncthreads();  // the next group overwrites z and alive",
+     "//", "hooks", RACE_SHARED, MARKOV_COUNTED),
+    ("markov-products-without-barrier", MARKOV,
+     "        __syncthreads();\n\n        // 3. Logits and statistics.",
+     "        // 3. Logits and statistics.", "hooks", RACE_SHARED, MARKOV_COUNTED),
+    ("markov-scratch-of-one-step", SETTLE, "(k % 2) * markov_set_bytes(p)", "0 * markov_set_bytes(p)",
+     "hooks", "race on global memory|test_", f"{MARKOV_TESTS}::oracle"),
+    ("markov-w2-again-per-request", MARKOV, "if (s < steps) add_step(held[s],",
+     "if (s < steps) add_step(load_step<T>(w2, s, p.rank, quarter, true),", "hooks", "test_",
+     MARKOV_COUNTED),
+    ("markov-unaligned-as-aligned", MARKOV, "p.rank % kStepSize == 0 && row_bytes", "row_bytes",
+     "hooks", "out of bounds|misaligned|test_", f"{MARKOV_TESTS}::oracle"),
+    ("markov-chain-one-draft-early", MARKOV_RULES, "p.chain.input_ids[rows.first + draft]",
+     "p.chain.input_ids[rows.first + draft + 1]", "plain", "", f"{MARKOV_TESTS}::recomputes"),
+    ("cpu-markov-batch-changes-the-order", MARKOV_CPU, "take(IntTag<kSoloOutputs>{});",
+     "take(IntTag<1>{}), z[0] = z[0] * 1.0000002f;", "cpu", "", f"{MARKOV_TESTS}::alone"),
+    ("cpu-markov-tail-of-a-chunk", MARKOV_CPU,
+     "for (; i % (2 * kLanes) != 0; ++i) z[i] = kMinusInfinity;", "", "cpu", "",
+     f"{MARKOV_TESTS}::oracle"),
+    ("cpu-markov-later-ties", MARKOV_CPU, "while (z[column] != peak) ++column;",
+     "column = n - 1;\n            while (z[column] != peak) --column;", "cpu", "",
+     f"{MARKOV_TESTS}::greedy"),
+    ("cpu-markov-chunk-of-another", MARKOV_CPU, "finish_logits(b, k, place.index, z);",
+     "finish_logits(b, 0, place.index, z);", "cpu", "", f"{MARKOV_TESTS}::oracle"),
+]  # fmt: skip
