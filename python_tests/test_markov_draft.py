@@ -249,14 +249,14 @@ def test_draws_fall_in_every_chunk(backend):
 # --- Greedy -----------------------------------------------------------------------------------------
 def test_greedy_takes_the_lowest_of_the_largest(backend):
     vocab = 1200
-    case = oracle.random_case(seeded(11), batch=4, drafts=2, vocab=vocab, scale=0.0)
-    base = torch.zeros(4, 2, vocab)
-    for b, ids in enumerate([(0, 700), (511, 512), (1199, 3), (600, 601)]):
+    case = oracle.random_case(seeded(11), batch=5, drafts=2, vocab=vocab, scale=0.0)
+    base = torch.zeros(5, 2, vocab)
+    for b, ids in enumerate([(0, 700), (511, 512), (1199, 3), (600, 601), (300, 40)]):
         base[b, :, list(ids)] = 2.0
     for t in (0.0, 9e-6, -1.0, float("nan"), -float("inf")):
-        odd = case | {"base_logits": base, "temperature": torch.full((4,), t)}
+        odd = case | {"base_logits": base, "temperature": torch.full((5,), t)}
         tokens, logprob, lse, *_ = run(backend, odd)
-        assert tokens.tolist() == [[0, 0], [511, 511], [3, 3], [600, 600]]
+        assert tokens.tolist() == [[0, 0], [511, 511], [3, 3], [600, 600], [40, 40]]
         plain = torch.logsumexp(base.double(), -1)
         assert_close(lse, plain, magnitude=16.0)
         assert_close(logprob, 2.0 - plain, magnitude=16.0)

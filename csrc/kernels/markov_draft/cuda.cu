@@ -155,6 +155,7 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
                     if (s < steps) add_step(held[s], y + b * padded, s, quarter, sum);
                 }
             } else {
+#pragma unroll 2
                 for (int64_t s = 0; s < steps; ++s) {
                     const StepWeights<T> w = load_step<T>(w2, s, p.rank, quarter, args.aligned);
                     add_step(w, y + b * padded, s, quarter, sum);
