@@ -493,6 +493,21 @@ def test_cpu_and_cuda_have_the_same_bits(other):
             )
 
 
+@pytest.mark.parametrize("other", [n for n in backends.available() if n in ("emu", "cuda")])
+@pytest.mark.parametrize("rank, batch", [(64, 2), (256, 1), (256, 9)])
+def test_cpu_and_cuda_have_the_same_bits_at_full_size(other, rank, batch):
+    """The vocabulary of Qwen3 in bf16: 297 chunks, of which the last one is cut."""
+    case = oracle.random_case(
+        seeded(rank), batch, 2, vocab=151936, rank=rank, confidence=False,
+        weights=torch.bfloat16, dtype=torch.bfloat16,
+    )  # fmt: skip
+    wanted = run(backends.get("cpu"), case)
+    for name, mine, theirs in zip(
+        oracle.NAMES, run(backends.get(other), case), wanted, strict=True
+    ):
+        assert_same(mine, theirs, name)
+
+
 def test_threads_and_positions_do_not_matter(backend):
     case = oracle.random_case(seeded(21), batch=5, vocab=3000, rank=16, head="gated")
     wanted = run(backend, case)
