@@ -22,6 +22,8 @@ from instruction_sets import results_by_isa
 from oracles import markov_draft as oracle
 from tree_cases import soil
 
+import specdec_ext
+
 POSITIONAL = ["base_logits", "anchor_ids", "w1", "w2", "seeds", "positions"]
 HEADS = ["vanilla", "gated", "rnn"]
 CASES = pathlib.Path(__file__).parent / "cases"
@@ -733,6 +735,31 @@ def test_opcheck_and_compile(head):
 
         for mine, theirs in zip(step(*tensors, **options), wanted, strict=True):
             assert_same(mine, theirs)
+
+
+def test_verify_chain_with_markov_traces():
+    g = seeded(29)
+    case = oracle.random_case(g, batch=2, drafts=3, confidence=False)
+    tokens, _, _, _, logits = run(backends.get("cpu"), case)
+    chain = chain_case(case, tokens, logits, g, [4, 3])
+    tensors = [chain.pop(name) for name in VERIFY]
+    markov = (case["w1"], case["w2"], case["base_logits"])
+    torch.library.opcheck(
+        torch.ops.specdec.verify_chain.default, tensors, chain | {"markov": list(markov)}
+    )
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(tensors, markov):
+        return specdec_ext.verify_chain(*tensors, **chain, markov=markov)
+
+    wanted = specdec_ext.verify_chain(*tensors, **chain, draft_logits=logits)
+    for mine, theirs in zip(step(tensors, markov), wanted, strict=True):
+        assert_same(mine, theirs)
+    meta = [t.to("meta") if torch.is_tensor(t) else t for t in tensors]
+    with pytest.raises(RuntimeError, match="markov: wanted the device of target_logits, got cpu"):
+        on_meta = {k: v.to("meta") if torch.is_tensor(v) else v for k, v in chain.items()}
+        torch.ops.specdec.verify_chain(*meta, **on_meta, markov=list(markov))
 
 
 # --- Fuzz -------------------------------------------------------------------------------------------
