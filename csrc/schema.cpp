@@ -20,7 +20,7 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor? draft_rows=None, Tensor? draft_temperature=None, Tensor? draft_is_one_hot=None, "
         "Tensor? d2t=None, bool d2t_is_offset=True, bool draft_controls=False, "
         "str method=\"token\", float posterior_threshold=0.09, float "
-        "posterior_alpha=0.3, " SPECDEC_CONTROLS_SCHEMA
+        "posterior_alpha=0.3, Tensor[]? markov=None, " SPECDEC_CONTROLS_SCHEMA
         ") -> (Tensor tokens, Tensor num_accepted, Tensor status, Tensor logprobs, "
         "Tensor top_ids, Tensor top_logprobs)");
     // Accepts a path of each request's draft tree so that the emitted tokens have the target's law.
@@ -49,6 +49,27 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
 
     // --- Drafting ------------------------------------------------------------------------------
+    // The drafts of a block, one after the other: base logits, a sequential head, confidences.
+    m.def(
+        "markov_draft(Tensor base_logits, Tensor anchor_ids, Tensor w1, Tensor w2, Tensor seeds, "
+        "Tensor positions, *, SymInt vocab_size, str head=\"vanilla\", Tensor? hidden=None, "
+        "Tensor? gate_weight=None, Tensor? gate_bias=None, Tensor? joint_weight=None, "
+        "Tensor? joint_bias=None, Tensor? confidence_weight=None, float confidence_bias=0.0, "
+        "Tensor? sts_temperature=None, Tensor? temperature=None, Tensor? d2t=None, "
+        "bool d2t_is_offset=True, bool return_logits=False) -> (Tensor tokens, Tensor logprob, "
+        "Tensor lse, Tensor confidence, Tensor logits)");
+    // What the drafts of verify_chain(markov=) were drawn from.
+    m.def(
+        "_markov_logits(Tensor base_logits, Tensor input_ids, Tensor cu_rows, Tensor w1, Tensor "
+        "w2, "
+        "SymInt max_drafts, SymInt vocab_size, Tensor? draft_rows, Tensor? d2t, bool "
+        "d2t_is_offset) "
+        "-> (Tensor logits, Tensor rows)");
+    // How many drafts of each request are verified, by their confidences and what a row costs.
+    m.def(
+        "schedule_prefix(Tensor confidence, Tensor steps_per_second, *, Tensor? budget=None, "
+        "SymInt min_drafts=0, SymInt? max_drafts=None, Tensor? active=None) -> "
+        "(Tensor num_drafts, Tensor cu_rows)");
     // Ancestor masks, depths and child links of draft trees, from their parents.
     m.def(
         "tree_links(Tensor parents, Tensor cu_rows, SymInt max_nodes) -> (Tensor tree_mask, "

@@ -90,6 +90,15 @@ LAW_ERROR = 1e-6
 FORMULA_ERROR = 1e-12
 
 
+def assert_formula(got, wanted, what="value", error=FORMULA_ERROR):
+    """A float64 formula, or a list of them, against another way to the same number."""
+    got, wanted = np.asarray(got, dtype=np.float64), np.asarray(wanted, dtype=np.float64)
+    assert got.shape == wanted.shape, f"{what}: shape {got.shape}, wanted {wanted.shape}"
+    assert (np.abs(got - wanted) <= error * np.maximum(1.0, np.abs(wanted))).all(), (
+        f"{what}: {got}, wanted {wanted}"
+    )
+
+
 def assert_decisions(got, allowed, what="decision"):
     """Every decision is the oracle's, or one that crosses a threshold within DECISION_BAND.
 

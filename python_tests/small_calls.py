@@ -124,6 +124,26 @@ def call(op, ops, seed=0, dtype=torch.float32):
             vocab_size=4500,
             temperature=torch.tensor([0.0, 1.0, 0.5]),
         )
+    if op == "markov_draft":
+        from oracles import markov_draft as oracle
+
+        out = []
+        for head, batch in (("vanilla", 3), ("vanilla", 11), ("gated", 2), ("rnn", 3)):
+            case = oracle.random_case(
+                g, batch, 3, vocab=1100, rank=40, head=head, dtype=dtype, weights=dtype
+            )
+            names = ("base_logits", "anchor_ids", "w1", "w2", "seeds", "positions")
+            out += ops.markov_draft(*[case.pop(name) for name in names], **case)
+        return out
+    if op == "schedule_prefix":
+        confidence = 0.3 + 0.7 * torch.rand(40, 7, generator=g)
+        confidence[3] = confidence[30]
+        table, budget = 1.0 / (300.0 + torch.arange(200)), torch.tensor([99], dtype=torch.int32)
+        active = torch.arange(40) % 5 != 0
+        return [
+            *ops.schedule_prefix(confidence, table, min_drafts=1, active=active),
+            *ops.schedule_prefix(confidence, table, budget=budget),
+        ]
     if op == "verify_chain":
         arguments, options = _chain(g, dtype)
         return ops.verify_chain(*arguments, **options)

@@ -7,7 +7,9 @@ import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
 from oracles import compact_kv as compact_oracle
+from oracles import markov_draft as markov_oracle
 from oracles import next_round as round_oracle
+from oracles import schedule_prefix as schedule_oracle
 from oracles import verify_attention as attention_oracle
 from test_sample import random_case as sample_case
 from tree_cases import ragged
@@ -47,6 +49,9 @@ CASES = {
         temperature=torch.ones(3),
         token_bitmask=torch.full((3, 2), -1, dtype=torch.int32),
     ),
+    "markov_draft": markov_oracle.random_case(G, columns=20, head="gated"),
+    "schedule_prefix": schedule_oracle.random_case(G, budget=True)
+    | {"active": torch.ones(5, dtype=torch.bool)},
     "verify_chain": chains.random_case(5, 40, 3, seed=1),
     "verify_tree": trees.random_case(4, 40, 6, seed=2, children="sampled", method="token"),
     "tree_links": LINKS | {"max_nodes": 3},
@@ -140,6 +145,10 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("verify_attention", "v_cache", 2),
         ("row_linear", "weight", 1),
         ("row_linear", "bias", 0),
+        ("schedule_prefix", "active", 0),
+        ("markov_draft", "anchor_ids", 0),
+        ("markov_draft", "w2", 1),
+        ("markov_draft", "hidden", 1),
         ("sample", "positions", 0),
         ("sample", "temperature", 0),
         ("verify_chain", "seeds", 0),

@@ -6,15 +6,28 @@ cuda_reason = _load.load()  # why the CUDA kernels cannot run here; "" where the
 
 from specdec_ext._load import build_info  # noqa: E402
 from specdec_ext._philox import philox4x32  # noqa: E402
+from specdec_ext.calibration import (  # noqa: E402
+    Calibration,
+    StepTable,
+    best_budget,
+    calibration_error,
+    expected_speedup,
+    fit_sts,
+    load_sts,
+    profile_steps,
+    save_sts,
+)
 from specdec_ext.ops import (  # noqa: E402
     SamplingControls,
     append_kv,
     compact_kv,
     cpu_isa,
+    markov_draft,
     next_round,
     op_names,
     row_linear,
     sample,
+    schedule_prefix,
     tree_from_mask,
     tree_links,
     verify_attention,
@@ -26,17 +39,28 @@ from specdec_ext.trees import tree_from_paths  # noqa: E402
 __version__ = build_info().get("version", "0+unknown")
 
 __all__ = [
+    "Calibration",
     "SamplingControls",
+    "StepTable",
     "append_kv",
+    "best_budget",
     "build_info",
+    "calibration_error",
     "compact_kv",
     "cpu_isa",
     "cuda_reason",
+    "expected_speedup",
+    "fit_sts",
+    "load_sts",
+    "markov_draft",
     "next_round",
     "op_names",
     "philox4x32",
+    "profile_steps",
     "row_linear",
     "sample",
+    "save_sts",
+    "schedule_prefix",
     "tree_from_mask",
     "tree_from_paths",
     "tree_links",

@@ -23,9 +23,11 @@ def op_names() -> list[str]:
     return [
         "append_kv",
         "compact_kv",
+        "markov_draft",
         "next_round",
         "row_linear",
         "sample",
+        "schedule_prefix",
         "tree_from_mask",
         "tree_links",
         "verify_attention",
@@ -221,6 +223,200 @@ def _next_round_fake(
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.int32),
         tokens.new_empty(batch, dtype=torch.bool),
+    )
+
+
+def markov_draft(
+    base_logits: Tensor,
+    anchor_ids: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    *,
+    vocab_size: int,
+    head: str = "vanilla",
+    hidden: Tensor | None = None,
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    joint_weight: Tensor | None = None,
+    joint_bias: Tensor | None = None,
+    confidence_weight: Tensor | None = None,
+    confidence_bias: float = 0.0,
+    sts_temperature: Tensor | None = None,
+    temperature: Tensor | None = None,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    return_logits: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Draw the drafts of a block one after the other with a DSpark head (arXiv 2607.05147, Eq. 4-6).
+
+    For k = 0..G-1, with x the token before (first the anchor) and e = w1[x], draft k of a request is drawn
+    from ``softmax((base_logits[b, k] + w2 @ y) / temperature)``:
+
+    - "vanilla": ``y = e``
+    - "gated": ``y = sigmoid(gate_weight @ [h; e] + gate_bias) * e``, h = hidden[b, k]
+    - "rnn": ``(g, c, o) = joint_weight @ [s; e; h] + joint_bias``, ``s' = sigmoid(g) s + (1 - sigmoid(g))
+      tanh(c)``, ``y = tanh(o)``; s is 0 before the first draft
+
+    by inverse CDF in the order of columns with the uniform ``(seed, position, k + 1, DRAFT)``. Everything is
+    float32. Tokens, log-probabilities and confidences have the same bits alone and in any batch, on the CPU and
+    on CUDA. w2 is read once per draft for the whole batch, and no row of probabilities is written.
+
+    A request ends at a token outside ``[0, vocab_size)`` before a draft, or at a row that has NaN or +inf or
+    nothing finite: token -1, logprob, lse and confidence 0 from there on.
+
+    Args:
+        base_logits: ``[B, G, V']`` float32, float16 or bfloat16, last dimension dense. Columns past vocab_size
+            (past the length of d2t) are ignored.
+        anchor_ids: ``[B]`` int32 or int64, the last committed tokens.
+        w1: ``[V1, r]`` any float type, V1 at least vocab_size: embeddings of target ids.
+        w2: ``[>= columns, r]`` any float type, r of w1 (0 is no head): rows of columns of base_logits.
+        seeds: int64 ``[B]``. positions: int32 or int64 ``[B]``, absolute positions of the anchors.
+        vocab_size: ids of the target.
+        head: "vanilla", "gated" or "rnn".
+        hidden: ``[B, G, d]`` any float type: the drafter's output after its final norm.
+        gate_weight, gate_bias: ``[r, d + r]`` and ``[r]``, for "gated" alone.
+        joint_weight, joint_bias: ``[3 r, 2 r + d]`` and ``[3 r]``, for "rnn" alone.
+        confidence_weight: ``[d + r]`` on [h; e], ``[d]`` on h, or without hidden ``[r]`` on e.
+        confidence_bias: added to it.
+        sts_temperature: float32 ``[G]``, divides the confidence head's logit at each place.
+        temperature: float32 ``[B]``, divides the sum of base logits and bias; below 1e-5, negative or NaN is
+            greedy (the largest, lowest column on ties, with numbers reported at temperature 1). None is 1.
+        d2t: int64 ``[Vd]``: column i is the target id ``i + d2t[i]`` (``d2t[i]`` without d2t_is_offset); a
+            column whose id is outside the vocabulary never comes out.
+        return_logits: also return what was drawn from, for ``verify_chain(draft_logits=)``.
+
+    Returns:
+        tokens: ``[B, G]`` target ids, dtype of anchor_ids.
+        logprob: float32 ``[B, G]``, of each token under the law it was drawn from.
+        lse: float32 ``[B, G]``, ``logsumexp(logits / temperature)`` of that law.
+        confidence: float32 ``[B, G]``, ``sigmoid((confidence_weight @ [h; e] + bias) / sts)``; 1 without weight.
+        logits: float32 ``[B, G, V']`` before temperature, -inf outside of the law; ``[0]`` if not asked for.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.markov_draft(
+        base_logits,
+        anchor_ids,
+        w1,
+        w2,
+        seeds,
+        positions,
+        vocab_size=vocab_size,
+        head=head,
+        hidden=hidden,
+        gate_weight=gate_weight,
+        gate_bias=gate_bias,
+        joint_weight=joint_weight,
+        joint_bias=joint_bias,
+        confidence_weight=confidence_weight,
+        confidence_bias=confidence_bias,
+        sts_temperature=sts_temperature,
+        temperature=temperature,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        return_logits=return_logits,
+    )
+
+
+@fake(
+    "markov_draft",
+    base_logits="float [B, G, any]",
+    d2t="int64 [any]",
+    anchor_ids="index [B]",
+    w1="float [>= vocab_size, r]",
+    w2="float [any, r]",
+    seeds="int64 [B]",
+    positions="index [B]",
+    hidden="float [B, G, d]",
+    gate_weight="float [any, any]",
+    gate_bias="float [any]",
+    joint_weight="float [any, any]",
+    joint_bias="float [any]",
+    confidence_weight="float [any]",
+    sts_temperature="float32 [G]",
+    temperature="float32 [B]",
+)
+def _markov_draft_fake(base_logits, anchor_ids, w1, w2, seeds, positions, **options):
+    batch, drafts, width = base_logits.shape
+    shape = (batch, drafts, width) if options.get("return_logits", False) else (0,)
+    return (
+        anchor_ids.new_empty((batch, drafts)),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty(shape, dtype=torch.float32),
+    )
+
+
+def schedule_prefix(
+    confidence: Tensor,
+    steps_per_second: Tensor,
+    *,
+    budget: Tensor | None = None,
+    min_drafts: int = 0,
+    max_drafts: int | None = None,
+    active: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose how many drafts of every request the next verification pass takes, in one launch.
+
+    The survival of draft j of a request is the product of its confidences 0..j (float32, left to right): how
+    likely it is that verification reaches beyond it. All drafts behind the floor are ordered by survival
+    (descending), then by place, then by request, and admitted in that order, each one a row more:
+
+    - without ``budget`` while each one raises ``tau * steps_per_second[rows]``, tau = active requests +
+      survivals of their drafts so far (Algorithm 1 of the DSpark paper, arXiv 2607.05147). Stopping at
+      the first one that does not pay is what keeps the emitted law: whether a draft is verified
+      depends on nothing that came after it.
+    - with ``budget`` the first ``budget[0]`` of them. The number must not come from this round's
+      confidences.
+
+    A survival of 0 is never admitted. docs/dspark.md has the argument and a counterexample.
+
+    Args:
+        confidence: float32 ``[B, G]``, last dimension dense, ``B * G <= 4096``; clamped to [0, 1],
+            NaN is 0.
+        steps_per_second: float32 ``[M+1]``: passes per second with n rows in all; beyond the table
+            its last entry counts. Not read with a budget, and may be empty then.
+        budget: int32 ``[1]``, drafts of the whole batch behind the floors; negative is 0.
+        min_drafts: the floor: every active request gets so many, whatever they cost.
+        max_drafts: most drafts of a request, and of its floor; None is G.
+        active: bool ``[B]``; a request that is not gets no drafts and no rows. None: all are.
+
+    Returns:
+        num_drafts: int32 ``[B]``.
+        cu_rows: int32 ``[B+1]``, the rows of the pass: ``1 + num_drafts[b]`` for an active request.
+            What ``verify_chain`` and ``verify_attention`` take.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.schedule_prefix(
+        confidence,
+        steps_per_second,
+        budget=budget,
+        min_drafts=min_drafts,
+        max_drafts=max_drafts,
+        active=active,
+    )
+
+
+@fake(
+    "schedule_prefix",
+    confidence="float32 [B, G]",
+    steps_per_second="float32 [any]",
+    budget="int32 [1]",
+    active="bool [B]",
+)
+def _schedule_prefix_fake(
+    confidence, steps_per_second, *, budget=None, min_drafts=0, max_drafts=None, active=None
+):
+    batch = confidence.shape[0]
+    return (
+        confidence.new_empty(batch, dtype=torch.int32),
+        confidence.new_empty(batch + 1, dtype=torch.int32),
     )
 
 
@@ -509,6 +705,7 @@ def verify_chain(
     method: str = "token",
     posterior_threshold: float = 0.09,
     posterior_alpha: float = 0.3,
+    markov: tuple[Tensor, Tensor, Tensor] | None = None,
     **controls: Unpack[SamplingControls],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Accept a prefix of each request's drafts, then draw one token: the output has the target's law.
@@ -537,6 +734,9 @@ def verify_chain(
         vocab_size: V.
         draft_logits: ``[B', K, >= vocab_size]`` float32, float16 or bfloat16: row j is the one that
             draft j+1 was drawn from. None: every draft is one-hot (q(x) = 1).
+        markov: ``(w1, w2, base_logits)`` of a vanilla ``markov_draft`` in place of draft_logits: q is recomputed
+            from them along the drafts, with the bits of its ``logits``, in one pass over w2. base_logits
+            ``[B', K, V']``, with draft_rows and d2t as for draft_logits.
         draft_rows: int32 ``[B]``, row of draft_logits of each request; -1, and any number outside
             ``0 .. B'-1``, is one-hot. None: row b.
         draft_temperature: float32 ``[B]``; None is 1, below 1e-5 the draft is one-hot.
@@ -585,6 +785,7 @@ def verify_chain(
         method=method,
         posterior_threshold=posterior_threshold,
         posterior_alpha=posterior_alpha,
+        markov=markov,
         **controls,
     )
 
@@ -613,8 +814,15 @@ def _verify_chain_fake(
     *,
     vocab_size,
     num_logprobs=-1,
+    markov=None,
     **options,
 ):
+    for tensor in markov or ():
+        if tensor.device != target_logits.device:
+            raise RuntimeError(
+                "specdec::verify_chain: markov: wanted the device of target_logits, "
+                f"got {tensor.device}"
+            )
     batch, width, top = cu_rows.shape[0] - 1, max_drafts + 1, torch.sym_max(num_logprobs, 0)
     return (
         target_logits.new_empty((batch, width), dtype=input_ids.dtype),

@@ -11,6 +11,7 @@ import dataclasses
 
 import attention
 import cpu
+import dspark
 import keys
 import rounds
 import row_linear
@@ -323,6 +324,7 @@ _OTHERS = [
         *attention.VALUE_BUGS,
         *rounds.BUGS,
         *row_linear.BUGS,
+        *dspark.BUGS,
     ]
 ]
 

@@ -4,6 +4,7 @@ mutations.py."""
 CUDA = "csrc/kernels/row_linear/cuda.cu"
 FMA = "csrc/kernels/row_linear/cpu_fma.h"
 AMX = "csrc/kernels/row_linear/cpu_amx.h"
+DOTS = "csrc/kernels/common/dot_rows.h"
 ORACLE = "python_tests/test_row_linear.py::oracle or call or strides or finite or rounded"
 COUNTED = "python_tests/test_emulated_linear.py"
 ISAS = "python_tests/test_row_linear.py::isas"
@@ -25,12 +26,12 @@ BUGS = [
     ("linear-bias-of-first-output", CUDA, "to_float(bias[n])", "to_float(bias[lane])", "plain", "", ORACLE),
     ("linear-row-tile-of-first-rows", CUDA, "static_cast<int64_t>(blockIdx.y) * Tr::kRows",
      "static_cast<int64_t>(blockIdx.y) * 0", "plain", "", ORACLE),
-    ("cpu-linear-tail-dropped", FMA, "if (whole < size) {", "if (false) {", "cpu", "", ORACLE),
+    ("cpu-linear-tail-dropped", DOTS, "if (whole < size) {", "if (false) {", "cpu", "", ORACLE),
     ("cpu-linear-last-rows-as-first", FMA, "panel.x + row * panel.stride", "panel.x", "cpu", "", ORACLE),
     ("cpu-linear-bias-of-first-output", FMA, "bias[output + n]", "bias[n]", "cpu", "", ORACLE),
-    ("cpu-linear-bf16-odd-not-masked", FMA, ": pairs & static_cast<int32_t>(0xffff0000u)", ": pairs",
+    ("cpu-linear-bf16-odd-not-masked", DOTS, ": pairs & static_cast<int32_t>(0xffff0000u)", ": pairs",
      "cpu", "", ISAS),
-    ("cpu-linear-one-row-has-another-order", FMA, "sum[r][n] = fma(xr, wide[n], sum[r][n]);",
+    ("cpu-linear-one-row-has-another-order", DOTS, "sum[r][n] = fma(xr, wide[n], sum[r][n]);",
      "sum[r][n] = kRows == 1 ? xr * wide[n] + sum[r][n] : fma(xr, wide[n], sum[r][n]);", "cpu", "", ORACLE),
     ("cpu-linear-rows-of-the-call-before", FMA, "if (left < kStep) std::fill(wide, wide + kStep, 0.0f);", "",
      "cpu", "", ORACLE),

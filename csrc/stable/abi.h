@@ -15,6 +15,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -35,6 +36,17 @@ const char* dtype_name(DType dtype);
 std::string dtype_text(const Tensor& t);  // of any tensor, as torch spells it: float64
 Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
+
+// Calls another op of this library through the dispatcher; name with its namespace (SPECDEC_OP_NAME). Its
+// errors lose their text on the way: check first.
+template <class... Outputs, class... Args>
+std::tuple<Outputs...> call_op(const char* name, const Args&... args) {
+    constexpr size_t kIn = sizeof...(Args), kOut = sizeof...(Outputs);
+    std::array<StableIValue, (kIn > kOut ? kIn : kOut)> stack{torch::stable::detail::from(args)...};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+    size_t i = 0;
+    return std::tuple<Outputs...>{torch::stable::detail::to<Outputs>(stack[i++])...};
+}
 
 // One op call on one backend: makes the tensors' device current, knows the stream, and in emulated
 // builds registers every tensor it hands out, so that an access outside any of them is reported.
@@ -97,6 +109,10 @@ class Launch {
 #ifndef SPECDEC_NAMESPACE
 #define SPECDEC_NAMESPACE specdec
 #endif
+
+#define SPECDEC_TEXT_OF(x) #x
+#define SPECDEC_TEXT(x) SPECDEC_TEXT_OF(x)
+#define SPECDEC_OP_NAME(op) SPECDEC_TEXT(SPECDEC_NAMESPACE) "::" #op
 
 #define SPECDEC_LIBRARY(ns, m) STABLE_TORCH_LIBRARY(ns, m)
 #define SPECDEC_LIBRARY_IMPL(ns, key, m) STABLE_TORCH_LIBRARY_IMPL(ns, key, m)

@@ -2,7 +2,7 @@
 
 namespace specdec::ops {
 
-void VerifyArgs::check(int draft_dims, const char* draft_shape) const {
+void VerifyArgs::check(int draft_dims, const char* draft_shape, bool q_elsewhere) const {
     const auto floats = {DType::kF32, DType::kF16, DType::kBF16};
     const Arg target_arg(op, "target_logits", target_logits);
     target_arg.dims(2, "[R, >= vocab_size]").dtype(floats);
@@ -20,7 +20,7 @@ void VerifyArgs::check(int draft_dims, const char* draft_shape) const {
                  "a number from 0 to 2^31 - 1", max_path);
     if (d2t) {
         on_device("d2t", *d2t).dims(1, "[Vd]").dtype({DType::kI64}).dense();
-        if (!draft_logits) fail(op, "d2t", "wanted draft_logits with it, got none");
+        if (!draft_logits && !q_elsewhere) fail(op, "d2t", "wanted draft_logits with it, got none");
     }
     if (draft_logits) {
         on_device("draft_logits", *draft_logits)

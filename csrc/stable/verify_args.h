@@ -30,7 +30,8 @@ struct VerifyArgs {
         return on_device(name, t).dims(1, "[B]").size(0, batch(), "B of cu_rows");
     }
     // Everything but the shape of draft_logits, whose last dimension is `draft_columns` wide.
-    void check(int draft_dims, const char* draft_shape) const;
+    // q_elsewhere: there is a q without draft_logits, so that d2t has a meaning.
+    void check(int draft_dims, const char* draft_shape, bool q_elsewhere = false) const;
 
     struct Results {
         Tensor tokens, num_accepted, status, logprobs, top_ids, top_logprobs;

@@ -1,17 +1,15 @@
 // row_linear on the CPU by fused multiply-adds of float32. Included by cpu.cpp only.
 //
 // A block of kBlockRows x kBlockOutputs sums stays in registers while k runs, so that a weight is read from
-// memory for the first block of rows and from cache for the others of its panel. A sum has 16 lanes. Lane l
-// adds its k in ascending order, then the lanes are added in the fixed tree of sum_lanes. Which k a lane has
-// is fixed by the dtype (Widened): all instruction sets give the same bits.
+// memory for the first block of rows and from cache for the others of its panel. The order of a sum is that
+// of dot_rows.h: all instruction sets give the same bits.
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 
 #include "cpu_memory.h"
+#include "dot_rows.h"
 #include "params.h"
-#include "simd.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -19,130 +17,13 @@ namespace {
 constexpr int64_t kPanelRows = 64;
 constexpr int kBlockOutputs = 3;
 constexpr int kBlockRows = kNativeLanes == 16 ? 8 : 4;  // 24 or 12 sums of the 32 or 16 registers
-constexpr int kStep = 2 * kLanes;                       // elements of k in a step: two per lane
 
 template <class T>
 int64_t block_outputs(int64_t) {
     return kBlockOutputs;
 }
 
-// --- 1. Two elements of k per lane and step ------------------------------------------------------
-
-// float32 and fp16: lane l has k = l and l + 16 of every 32.
-template <class T>
-struct Widened {
-    static constexpr int64_t place(int64_t k) { return k; }  // of x in its widened row
-
-    // Half 0 or 1 of a step's k for one part of the lanes.
-    SPECDEC_SIMD static Native load(const T* w, int half, int part) {
-        return load_part(w + half * kLanes + part * kNativeLanes);
-    }
-
-  private:
-    SPECDEC_SIMD static Native load_part(const float* at) { return load_native(at); }
-    SPECDEC_SIMD static Native load_part(const f16* at) {
-#if defined(__AVX512F__)
-        return reinterpret_cast<Native>(_mm512_maskz_cvtph_ps(
-            0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))));
-#elif defined(__AVX2__)
-        return reinterpret_cast<Native>(
-            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
-#else
-        Native r;
-        for (int l = 0; l < kNativeLanes; ++l) r[l] = to_float(at[l]);
-        return r;
-#endif
-    }
-};
-
-// bf16: lane l has k = 2 l and 2 l + 1 of every 32, the halves of one 32-bit word, which widen by one
-// instruction each.
-template <>
-struct Widened<bf16> {
-    static constexpr int64_t place(int64_t k) {
-        return k / kStep * kStep + k % 2 * kLanes + k % kStep / 2;
-    }
-
-    SPECDEC_SIMD static Native load(const bf16* w, int half, int part) {
-        const NativeInt pairs = *reinterpret_cast<const NativeIntAt*>(w + part * 2 * kNativeLanes);
-        return as_floats(half == 0 ? pairs << 16 : pairs & static_cast<int32_t>(0xffff0000u));
-    }
-};
-
-// --- 2. A block of sums --------------------------------------------------------------------------
-
-// Room for whole groups of sixteen, which are added fastest, even if that adds a few that nobody wants.
-constexpr int padded_sums(int sums) {
-    return kNativeLanes == 16 && sums > 4 ? (sums + 15) / 16 * 16 : sums;
-}
-template <int kRows, int kOutputs>
-using Lanes = float[padded_sums(kRows * kOutputs)][kLanes];
-
-template <class T, int kRows, int kOutputs>
-SPECDEC_SIMD void add_step(Native (&sum)[kRows][kOutputs], const float* x,
-                           const T* const (&w)[kOutputs], int64_t k, int part) {
-    x += part * kNativeLanes;
-    _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
-        Native wide[kOutputs];
-        _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-            wide[n] = Widened<T>::load(w[n] + k, half, part);
-        }
-        _Pragma("GCC unroll 8") for (int r = 0; r < kRows; ++r) {
-            const Native xr = load_native(x + r * kStep + half * kLanes);
-            // Else the compiler takes it from memory again for every output, which costs more than it.
-            std::atomic_signal_fence(std::memory_order_seq_cst);
-            _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-                sum[r][n] = fma(xr, wide[n], sum[r][n]);
-            }
-        }
-    }
-}
-
-// Asks for what the next block of outputs will read at the same k.
-template <class T, int kOutputs>
-SPECDEC_SIMD void prefetch(const T* const (&w)[kOutputs], int64_t k, int64_t ahead) {
-    constexpr int kLine = 64 / sizeof(T);
-    _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
-        _Pragma("GCC unroll 2") for (int i = 0; i < kStep; i += kLine) {
-            __builtin_prefetch(w[n] + k + ahead + i, 0, 2);
-        }
-    }
-}
-
-template <class T, int kRows, int kOutputs>
-void sum_block(const float* x, const T* const (&w)[kOutputs], int64_t size, int64_t ahead,
-               Lanes<kRows, kOutputs>& lanes) {
-    const int64_t whole = size / kStep * kStep;
-    T tail[kOutputs][kStep];  // a row of weights must not be read past its end
-    const T* tails[kOutputs];
-    for (int n = 0; n < kOutputs; ++n) tails[n] = tail[n];
-    for (int n = 0; n < kOutputs && whole < size; ++n) {
-        std::fill(std::copy(w[n] + whole, w[n] + size, tail[n]), tail[n] + kStep, T{});
-    }
-    for (int part = 0; part < kParts; ++part) {
-        Native sum[kRows][kOutputs] = {};
-        if (ahead != 0 && part == 0) {
-            for (int64_t k = 0; k < whole; k += kStep) {
-                prefetch<T, kOutputs>(w, k, ahead);
-                add_step<T, kRows, kOutputs>(sum, x + k * kRows, w, k, part);
-            }
-        } else {
-            for (int64_t k = 0; k < whole; k += kStep) {
-                add_step<T, kRows, kOutputs>(sum, x + k * kRows, w, k, part);
-            }
-        }
-        if (whole < size) {
-            add_step<T, kRows, kOutputs>(sum, x + whole * kRows, tails, 0, part);
-        }
-        for (int r = 0; r < kRows; ++r) {
-            for (int n = 0; n < kOutputs; ++n) {
-                store(lanes[r * kOutputs + n] + part * kNativeLanes, sum[r][n]);
-            }
-        }
-    }
-}
-
-// --- 3. A panel of rows --------------------------------------------------------------------------
+// --- A panel of rows --------------------------------------------------------------------------
 
 struct Panel {
     // Widened, block of rows by block: [K / kStep][rows of the block][kStep], zeros where there is nothing.
@@ -184,8 +65,9 @@ void finish_block(const RowLinearParams& p, const Panel& panel, int64_t row, int
     const T* w[kOutputs];
     for (int n = 0; n < kOutputs; ++n) w[n] = weight.at(output + n);
     Lanes<kRows, kOutputs> lanes;
-    sum_block<T, kRows, kOutputs>(panel.x + row * panel.stride, w, weight.size[1],
-                                  prefetch_next ? kOutputs * weight.stride[0] : 0, lanes);
+    sum_block<T, kRows, kOutputs>(PackedRows<kRows>{panel.x + row * panel.stride}, w,
+                                  weight.size[1], prefetch_next ? kOutputs * weight.stride[0] : 0,
+                                  lanes);
     float sums[padded_sums(kRows * kOutputs)];
     sum_each(lanes, sums);
     const T* bias = static_cast<const T*>(p.bias);

@@ -1,0 +1,28 @@
+"""Results of markov_draft on one instruction set, saved to the file named on the command line
+(test_markov_draft.py compares them). Not a test by itself: SPECDEC_CPU_ISA is read once per process."""
+
+import sys
+
+import torch
+from oracles import markov_draft as oracle
+
+import specdec_ext
+
+
+def results():
+    out = {"isa": specdec_ext.cpu_isa()}
+    for seed, head in enumerate(["vanilla", "gated", "rnn"] * 2):
+        for weights in (torch.float32, torch.float16, torch.bfloat16):
+            g = torch.Generator().manual_seed(seed)
+            case = oracle.random_case(
+                g, (1, 11)[seed // 3], 3, vocab=1100, rank=(37, 256)[seed // 3], depth=45,
+                head=head, weights=weights, dtype=weights, columns=(None, 900)[seed % 2],
+            )  # fmt: skip
+            results = specdec_ext.markov_draft(**case)
+            for name, tensor in zip(oracle.NAMES, results, strict=True):
+                out[f"{seed} {head} {weights} {name}"] = tensor
+    return out
+
+
+if __name__ == "__main__":
+    torch.save(results(), sys.argv[1])
