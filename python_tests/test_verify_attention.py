@@ -456,7 +456,7 @@ def test_errors_name_op_argument_wanted_got(backend):
     wrong(q, lambda t: t[0], r"q: wanted shape \[R, Hq, D\], got \[4, 64\]")
     wrong(q, lambda t: t.double(), "q: wanted dtype float32 or float16 or bfloat16, got float64")
     wrong(q, lambda t: t[:, :3], "q: wanted Hq a multiple of Hkv of k_cache, got 3 and 2")
-    wrong(q, lambda t: t.half(), "k_cache: wanted dtype float16, got float32")
+    wrong(q, lambda t: t.half(), "k_cache: wanted dtype float16 or float8_e4m3fn, got float32")
     wrong(
         q,
         lambda t: t.mT.contiguous().mT,
