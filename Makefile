@@ -24,6 +24,7 @@ CXX_SOURCES := $(shell find csrc cmake -type f) CMakeLists.txt setup.py
 EMU_SOURCES := $(CXX_SOURCES) $(shell find cpp_tests/cuda_on_cpu -type f -not -name '*.py*')
 PYTEST := $(PY) -m pytest
 EMU_LIBS := build/emu/stamp
+ASAN_LIBS := build/emu/stamp-asan
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
@@ -47,7 +48,7 @@ test: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
 	$(MAKE) -j 2 test-hooks test-plain
 
 # What CI runs: the tests, the sanitizers, nvcc, and a sample of the seeded bugs.
-check: $(VENV)/package $(VENV)/tests $(VENV)/examples $(EMU_LIBS)
+check: $(VENV)/package $(VENV)/tests $(VENV)/examples $(ASAN_LIBS)
 	$(MAKE) -j 2 test-hooks test-plain test-asan check-cuda
 	$(MAKE) seeded-bugs SEEDED_BUGS="--sample 6"
 
@@ -64,12 +65,12 @@ test-python: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 	$(PYTEST) $(ARGS)
 
 # The same tests, kernels under the address and undefined-behaviour sanitizers.
-test-asan: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+test-asan: $(VENV)/package $(VENV)/tests $(ASAN_LIBS)
 	tools/with_asan.sh $(PYTEST) python_tests -m "not slow" -k "emu_asan" $(call named,asan)
 	tools/with_asan.sh $(PYTEST) cpp_tests/cuda_on_cpu $(call named,asan)
 
 # Applies seeded bugs to the real kernels; each must be caught by the tests or a detector.
-seeded-bugs: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
+seeded-bugs: $(VENV)/package $(VENV)/tests $(ASAN_LIBS)
 	$(PY) cpp_tests/seeded_bugs/run.py $(SEEDED_BUGS)
 
 # Emulated CUDA kernels of sample, verify_chain and verify_tree against the CPU kernels, token for token.
@@ -97,13 +98,14 @@ format: $(VENV)/lint
 wheel-matrix: $(VENV)/package
 	tools/wheel_matrix.sh
 
+# Builds run without MAKEFLAGS: it names a job server of make that ninja cannot reach.
 # --- Set-up: each file is a stamp ------------------------------------------------------------------
 $(VENV)/torch: tools/setup.sh
 	tools/setup.sh $(PYTHON) $(VENV)
 	@touch $@
 
 $(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
-	$(BIN)/pip install --quiet --no-build-isolation --editable .
+	MAKEFLAGS= $(BIN)/pip install --quiet --no-build-isolation --editable .
 	$(PY) -m specdec_ext
 	@touch $@
 
@@ -126,7 +128,13 @@ $(EMU_LIBS): $(VENV)/torch $(EMU_SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/emu -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
 		-DSPECDEC_CUDA=0 -DSPECDEC_PYBIND=OFF -DSPECDEC_EMU=ON >build/emu-configure.log 2>&1 \
 		|| { mkdir -p build; cat build/emu-configure.log; exit 1; }
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --target specdec_emu --parallel $(MAX_JOBS)
+	MAKEFLAGS= PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --parallel $(MAX_JOBS) \
+		--target _C_emu_plain emu_tests_plain _C_emu_hooks emu_tests_hooks
+	@touch $@
+
+# With the build under the sanitizers, which `make test` does not need.
+$(ASAN_LIBS): $(EMU_LIBS)
+	MAKEFLAGS= PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/emu --parallel $(MAX_JOBS) --target specdec_emu
 	@touch $@
 
 clean:

@@ -1,7 +1,8 @@
 """Compiles every CUDA kernel for a list of architectures and checks what ptxas says.
 
 Fails on any spill, on machine code that lacks what it is written for (check_sass.py), and on a CUDA library
-that does not register every op. Prints registers per kernel. Without nvcc it says so and succeeds: the kernels' logic is tested on the emulator.
+that does not register every op. Prints registers per kernel. Without nvcc it says so and succeeds: the
+kernels' logic is tested on the emulator.
 
     python tools/check_cuda.py --archs "80-real;90-real;100-real;120"
 """
@@ -24,6 +25,7 @@ def build(archs):
     """Builds _C_cuda from scratch objects (ptxas output of cached objects would be lost)."""
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", "")])
     env = {**os.environ, "PATH": path, "CCACHE_DISABLE": "1"}
+    env.pop("MAKEFLAGS", None)  # names a job server of make that ninja cannot reach from here
     configure = [
         "cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
         "-DSPECDEC_CUDA=1", "-DSPECDEC_PYBIND=OFF", f"-DSPECDEC_CUDA_ARCHS={archs}",

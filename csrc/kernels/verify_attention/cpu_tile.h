@@ -148,9 +148,10 @@ SPECDEC_SIMD Float8 load8(const f16* at) {
 }
 
 SPECDEC_SIMD Float8 load8(const f8e4m3* at) {
-#if defined(__AVX2__)
-    return e4m3_floats<Float8>(reinterpret_cast<Int8>(
-        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)))));
+#if defined(__F16C__) && defined(__AVX2__)
+    const __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at));
+    const __m256i halves = e4m3_halves(_mm256_cvtepi8_epi16(codes));
+    return reinterpret_cast<Float8>(_mm256_cvtph_ps(_mm256_castsi256_si128(halves))) * 256.0f;
 #else
     Float8 r;
     for (int i = 0; i < 8; ++i) r[i] = to_float(at[i]);
