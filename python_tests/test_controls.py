@@ -98,6 +98,22 @@ def test_each_control_alone(backend, only):
         check_chain(backend, {**chain, **controls, **reported})
 
 
+def test_top_p_reached_exactly(backend):
+    """Equal logits whose leading two or four hold exactly top_p of the mass: the next one is out."""
+    draws = 40
+    seeds, top_p = torch.arange(draws), torch.full((draws,), 0.5)
+    for vocab, kept in [(4, {0, 1}), (8, {0, 1, 2, 3})]:
+        logits = torch.full((draws, vocab), 1.5).to(backend.device)
+        tokens = backend.ops.sample(
+            logits,
+            seeds.to(backend.device),
+            seeds.to(backend.device),
+            vocab_size=vocab,
+            top_p=top_p.to(backend.device),
+        )[0]
+        assert set(tokens.tolist()) == kept
+
+
 @pytest.mark.parametrize("draft_controls", [False, True])
 @pytest.mark.parametrize("method", ["token", "block"])
 def test_draft_controls_and_d2t(backend, method, draft_controls):
