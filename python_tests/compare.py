@@ -79,6 +79,13 @@ def assert_close(got, oracle, peer=None, what="result", magnitude=None):
     )
 
 
+def assert_quantised(got, exact, steps, what="out"):
+    """Attention over e4m3 caches against that over the values they were made from: within some steps of
+    2^-4, which is what a code is at most off, relative to its value."""
+    error = float((got.cpu().double() - exact).abs().max())
+    assert error < steps * 2.0**-4, f"{what}: {error} off what was quantised"
+
+
 # Decisions given their random numbers: exact, except where the float64 threshold lies within this
 # distance (of a cumulative law; relative, of u * q against p). It bounds the float32 rounding of a
 # probability: 2^-24 of an exponent of up to 2^6, plus the errors of exp2 and of the row's sum.

@@ -14,6 +14,15 @@ constexpr int64_t kMaxVocab = int64_t{1} << 31;
 
 using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+void run([[maybe_unused]] Launch& launch, [[maybe_unused]] const Tensor& like,
+         MarkovDraftParams& p) {
+#if !defined(SPECDEC_BACKEND_CPU)
+    const Tensor scratch = empty_on(like, {cuda::markov_draft_scratch_bytes(p)}, DType::kBool);
+    p.scratch = launch.out_data("scratch", scratch);
+#endif
+    SPECDEC_RUN(markov_draft, launch, p);
+}
+
 MarkovHead head_of(const std::string& name) {
     if (name == "vanilla") return MarkovHead::kVanilla;
     if (name == "gated") return MarkovHead::kGated;
@@ -176,15 +185,9 @@ Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const T
     p.confidence = static_cast<float*>(launch.out_data("confidence", confidence));
     p.logits = return_logits ? static_cast<float*>(launch.out_data("logits", logits)) : nullptr;
     p.width = width;
-    p.scratch = nullptr;
-#if !defined(SPECDEC_BACKEND_CPU)
-    const Tensor scratch =
-        empty_on(base_logits, {cuda::markov_draft_scratch_bytes(p)}, DType::kBool);
-    p.scratch = launch.out_data("scratch", scratch);
-#endif
 
     // 4. Run.
-    SPECDEC_RUN(markov_draft, launch, p);
+    run(launch, base_logits, p);
     return result;
 }
 
@@ -230,14 +233,9 @@ std::tuple<Tensor, Tensor> markov_logits(const Tensor& base_logits, const Tensor
     p.chain.rows = static_cast<int32_t*>(launch.out_data("rows", rows));
     p.logits = static_cast<float*>(launch.out_data("logits", logits));
     p.width = columns;
-#if !defined(SPECDEC_BACKEND_CPU)
-    const Tensor scratch =
-        empty_on(base_logits, {cuda::markov_draft_scratch_bytes(p)}, DType::kBool);
-    p.scratch = launch.out_data("scratch", scratch);
-#endif
 
     // 3. Run.
-    SPECDEC_RUN(markov_draft, launch, p);
+    run(launch, base_logits, p);
     return {logits, rows};
 }
 

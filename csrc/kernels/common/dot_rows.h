@@ -58,11 +58,6 @@ struct Widened<bf16> {
     }
 };
 
-template <class T>
-void widen_row(const T* x, int64_t size, float* wide) {
-    for (int64_t k = 0; k < size; ++k) wide[Widened<T>::place(k)] = to_float(x[k]);
-}
-
 // --- 2. A block of sums --------------------------------------------------------------------------
 
 // Room for whole groups of sixteen, which are added fastest, even if that adds a few that nobody wants.

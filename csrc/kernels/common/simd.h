@@ -107,25 +107,26 @@ SPECDEC_SIMD V16 load(const f16* at) {
     return r;
 }
 
-// e4m3 codes, one to a lane, as floats. No step meets a subnormal number: those cost a lot on some
-// machines, and are zero on threads that flush them.
-template <class Floats, class Ints>
-SPECDEC_SIMD Floats e4m3_floats(Ints codes) {
-    const Ints magnitude = codes & 0x7f;
-    const Floats small = __builtin_convertvector(magnitude, Floats) * 0.001953125f;  // 2^-9
-    Ints bits = magnitude < 8 ? reinterpret_cast<Ints>(small) : (magnitude << 20) + (120 << 23);
-    bits = magnitude == 0x7f ? Ints{} + 0x7fc00000 : bits;
-    return reinterpret_cast<Floats>(bits | (codes << 24 & static_cast<int32_t>(0x80000000u)));
-}
 #if defined(__F16C__) && defined(__AVX2__)
-// The same through halves, whose exponent is one bit wider: a code moved to the top of their 15 bits is
-// 2^-8 times its value, subnormal ones too. Codes are sign-extended bytes.
+// Sign-extended e4m3 codes as halves, whose exponent is one bit wider: a code moved to the top of their 15
+// bits is 2^-8 times its value, subnormal ones too.
 SPECDEC_SIMD __m256i e4m3_halves(__m256i codes) {
     const __m256i halves = _mm256_and_si256(_mm256_slli_epi16(codes, 7),
                                             _mm256_set1_epi16(static_cast<short>(0xbfff)));
     const __m256i magnitude = _mm256_and_si256(halves, _mm256_set1_epi16(0x3f80));
     const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
     return _mm256_xor_si256(halves, _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00 ^ 0x3f80)));
+}
+#else
+// e4m3 codes, one to a lane, as floats. No step meets a subnormal number: those cost a lot on some
+// machines, and are zero on threads that flush them.
+SPECDEC_SIMD Native e4m3_floats(NativeInt codes) {
+    const NativeInt magnitude = codes & 0x7f;
+    const Native small = __builtin_convertvector(magnitude, Native) * 0.001953125f;  // 2^-9
+    NativeInt bits =
+        magnitude < 8 ? reinterpret_cast<NativeInt>(small) : (magnitude << 20) + (120 << 23);
+    bits = magnitude == 0x7f ? NativeInt{} + 0x7fc00000 : bits;
+    return reinterpret_cast<Native>(bits | (codes << 24 & static_cast<int32_t>(0x80000000u)));
 }
 #endif
 SPECDEC_SIMD V16 load(const f8e4m3* at) {
@@ -142,7 +143,7 @@ SPECDEC_SIMD V16 load(const f8e4m3* at) {
 #endif
 #else
     typedef uint8_t Bytes __attribute__((vector_size(4), aligned(1), may_alias));
-    SPECDEC_EACH_PART(r.part[i] = e4m3_floats<Native>(__builtin_convertvector(
+    SPECDEC_EACH_PART(r.part[i] = e4m3_floats(__builtin_convertvector(
                           *reinterpret_cast<const Bytes*>(at + i * kNativeLanes), NativeInt)));
 #endif
     return r;

@@ -3,8 +3,8 @@
 // exp2(x * log2(e)), with the factor folded into the temperature or scale.
 #pragma once
 
+#include "exact_math.h"
 #include "simd.h"
-#include "token_law.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 
@@ -13,18 +13,15 @@ namespace specdec::cpu::SPECDEC_ISA {
 // one alone is a chain of some forty cycles, longer than a processor looks ahead.
 template <int N>
 SPECDEC_SIMD void exp2_nonpositive(Native (&x)[N]) {
-    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    constexpr float kPowers[] = {0x1.5f3e52p-10f, 0x1.3b2d4cp-7f, 0x1.c6aee8p-5f,
-                                 0x1.ebfbdcp-3f,  0x1.62e430p-1f, 1.0f};
     Native f[N], p[N];
     NativeInt n[N];
 #define SPECDEC_EACH_VECTOR(step) _Pragma("GCC unroll 4") for (int i = 0; i < N; ++i) step
-    SPECDEC_EACH_VECTOR(f[i] = x[i] + spread<Native>(kRound));
+    SPECDEC_EACH_VECTOR(f[i] = x[i] + spread<Native>(kExp2Round));
     SPECDEC_EACH_VECTOR(n[i] = (as_bits(f[i]) << 23) + (127 << 23));  // of f, only n is left
-    SPECDEC_EACH_VECTOR(f[i] = x[i] - (f[i] - spread<Native>(kRound)));
-    SPECDEC_EACH_VECTOR(p[i] = spread<Native>(0x1.41fbbcp-13f));
-    _Pragma("GCC unroll 6") for (float power : kPowers) {
-        SPECDEC_EACH_VECTOR(p[i] = fma(p[i], f[i], spread<Native>(power)));
+    SPECDEC_EACH_VECTOR(f[i] = x[i] - (f[i] - spread<Native>(kExp2Round)));
+    SPECDEC_EACH_VECTOR(p[i] = spread<Native>(kExp2Powers[0]));
+    _Pragma("GCC unroll 6") for (int k = 1; k < 7; ++k) {
+        SPECDEC_EACH_VECTOR(p[i] = fma(p[i], f[i], spread<Native>(kExp2Powers[k])));
     }
     SPECDEC_EACH_VECTOR(p[i] = p[i] * as_floats(n[i]));
     SPECDEC_EACH_VECTOR(x[i] = select(x[i] < -125.0f, Native{}, p[i]));
@@ -44,7 +41,6 @@ SPECDEC_SIMD V16 exp2_nonpositive(V16 x) {
 // series, as the low bits of 1 - e^(-2 |x|) are lost there.
 template <class V>
 SPECDEC_SIMD V tanh(V x) {
-    constexpr float kMinusTwoLog2E = -2.88539008177792681f;
     const V zero = spread<V>(0.0f), one = spread<V>(1.0f);
     const V size = select(x < zero, zero - x, x);
     const V e = exp2_nonpositive(size * spread<V>(kMinusTwoLog2E));

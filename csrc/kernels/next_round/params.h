@@ -1,7 +1,8 @@
 // next_round: what the next draft pass of every request needs, from what verification accepted.
 //   seq_lens is the KV length before the pass, which is the position of the old anchor. The tokens of
 //   request b are emitted one by one: num_accepted + 1 of them, fewer when one is a stop token (the last
-//   one emitted), when the request then holds max_len tokens (2^31 - 1 without max_len), or when an id is negative. Each one grows
+//   one emitted), when the request then holds max_len tokens (2^31 - 1 without max_len), or when an id is
+//   negative. Each one grows
 //   the KV by a place, so the last one, the new anchor, has position seq_lens + num_emitted.
 //   The block is the new anchor and placeholders behind it, at the positions from there on.
 #pragma once

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cpu_amx_tiles.h"
-#include "cpu_memory.h"
+#include "kept_memory.h"
 #include "params.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -42,8 +42,9 @@ template <class T>
 Panel make_panel(const RowLinearParams& p, int64_t first_row) {
     const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
     Panel panel{nullptr, first_row, rows, (rows + kTileRows - 1) / kTileRows};
+    static thread_local KeptMemory memory;
     bf16* x =
-        reinterpret_cast<bf16*>(kept_memory(whole_tiles(size) * panel.strips * kTileRows / 2));
+        reinterpret_cast<bf16*>(memory.floats(whole_tiles(size) * panel.strips * kTileRows / 2));
     panel.x = x;
     for (int64_t k = 0; k < size; k += 32) {
         for (int64_t row = 0; row < panel.strips * kTileRows; row += kTileRows, x += kTileBf16) {

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "cpu_memory.h"
 #include "dot_rows.h"
+#include "kept_memory.h"
 #include "params.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -41,7 +41,8 @@ template <class T>
 Panel make_panel(const RowLinearParams& p, int64_t first_row) {
     const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
     const int64_t stride = (size + kStep - 1) / kStep * kStep;
-    float* wide = kept_memory((rows + kBlockRows) * stride);
+    static thread_local KeptMemory memory;
+    float* wide = memory.floats((rows + kBlockRows) * stride);
     const Panel panel{wide, stride, first_row, rows};
     for (int64_t row = 0; row < rows;) {
         const int count = block_rows(rows - row);

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kept_memory.h"
 #include "parallel.h"
 #if defined(__AMX_BF16__)
 #include "cpu_amx.h"
@@ -125,10 +126,9 @@ void run_segments(const VerifyAttentionParams& p, Group& g, Work& w, int64_t beg
 
 // --- 2. Schedule ---------------------------------------------------------------------------------
 
-// Memory for the partial results of groups that a bound falls into. It stays with the calling thread:
-// fresh memory of this size would cost page faults in every call.
+// Memory for the partial results of groups that a bound falls into, the calling thread's.
 void make_partials(Plan& plan, const std::vector<int64_t>& bound, int64_t width) {
-    static thread_local std::vector<float> memory;
+    static thread_local KeptMemory memory;
     std::vector<Group*> shared;
     int64_t floats = 0;
     size_t next = 1;
@@ -139,17 +139,16 @@ void make_partials(Plan& plan, const std::vector<int64_t>& bound, int64_t width)
             floats += g.segments * g.heads * State::floats(g.lanes, width);
         }
     }
-    if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
-    floats = 0;
+    float* partials = memory.floats(floats);
     for (Group* g : shared) {
-        g->partials = memory.data() + floats;
-        floats += g->segments * g->heads * State::floats(g->lanes, width);
+        g->partials = partials;
+        partials += g->segments * g->heads * State::floats(g->lanes, width);
     }
 }
 
-// Buffers that stay with the thread: fresh ones would cost page faults in every call.
+// Buffers of the calling thread.
 void find_memory(int64_t head_dim, int64_t v_dim, int64_t most_lanes, Work& w) {
-    static thread_local std::vector<float> memory;
+    static thread_local KeptMemory memory;
     const int64_t width = state_width(v_dim);
     const auto visit = [&](const auto& fn) {  // every part starts a cache line
         const auto whole_lines = [&](auto*& part, int64_t floats) {
@@ -159,10 +158,9 @@ void find_memory(int64_t head_dim, int64_t v_dim, int64_t most_lanes, Work& w) {
         whole_lines(w.segment, State::floats(most_lanes, width));
         whole_lines(w.folded, State::floats(most_lanes, width));
     };
-    int64_t floats = kLanes;
+    int64_t floats = 0;
     visit([&](auto*&, int64_t size) { floats += size; });
-    if (static_cast<int64_t>(memory.size()) < floats) memory.resize(floats);
-    float* next = memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) / 4;
+    float* next = memory.floats(floats);
     visit([&](auto*& part, int64_t size) {
         part = reinterpret_cast<std::decay_t<decltype(part)>>(next);
         next += size;
