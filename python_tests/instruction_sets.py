@@ -11,12 +11,13 @@ import torch
 import specdec_ext
 
 HERE = pathlib.Path(__file__).resolve().parent
+OWN_BF16 = ("avx512bf16", "amx")  # products of bf16 pairs round in their own ways
 
 
 def results_by_isa(script, folder):
     """{isa: {name: tensor}} of a script of this folder that saves them, and "isa", to the file it is told."""
     saved = {}
-    for isa in ("baseline", "avx2", "avx512", "amx"):
+    for isa in ("baseline", "avx2", "avx512", "avx512bf16", "amx"):
         path = folder / f"{isa}.pt"
         package = pathlib.Path(specdec_ext.__file__).parent
         done = subprocess.run(

@@ -1,9 +1,10 @@
-// Dot products of a few widened rows with rows of weights on the CPU: blocks of sums that stay in registers.
+// Dot products of a few rows with rows of weights on the CPU: blocks of sums that stay in registers.
 //
-// A sum has 16 lanes. Lane l adds its k in ascending order by fused multiply-adds; the lanes are added in
-// the fixed tree of sum_lanes. Which k a lane has is fixed by the dtype of the weights (Widened), and k
-// is filled with zeros to a multiple of kStep; rows, outputs, strides and instruction sets change none
-// of it.
+// A sum has 16 lanes. Lane l adds its k in ascending order by fused multiply-adds of widened elements; the
+// lanes are added in the fixed tree of sum_lanes. Which k a lane has is fixed by the dtype of the weights
+// (Widened), and k is filled with zeros to a multiple of kStep; rows, outputs, strides and instruction
+// sets change none of it. Rows of bf16, where the CPU multiplies pairs of them, stay as they are: lane l
+// adds a pair of k at a time, as the instruction does.
 #pragma once
 
 #include <algorithm>
@@ -67,11 +68,11 @@ constexpr int padded_sums(int sums) {
 template <int kRows, int kOutputs>
 using Lanes = float[padded_sums(kRows * kOutputs)][kLanes];
 
-// Where the widened rows of a block lie: row 0 from k on is at(k), the next row() floats behind it.
-template <int kRows>
+// Where the rows of a block lie: row 0 from k on is at(k), the next row() elements behind it.
+template <int kRows, class X = float>
 struct PackedRows {  // [K / kStep][kRows][kStep]
-    const float* x;
-    SPECDEC_SIMD const float* at(int64_t k) const { return x + k * kRows; }
+    const X* x;
+    SPECDEC_SIMD const X* at(int64_t k) const { return x + k * kRows; }
     SPECDEC_SIMD int64_t row() const { return kStep; }
 };
 struct StridedRows {
@@ -100,6 +101,25 @@ SPECDEC_SIMD void add_step(Native (&sum)[kRows][kOutputs], const float* x, int64
         }
     }
 }
+
+#if defined(__AVX512BF16__)
+template <class T, int kRows, int kOutputs>
+SPECDEC_SIMD void add_step(Native (&sum)[kRows][kOutputs], const bf16* x, int64_t x_row,
+                           const bf16* const (&w)[kOutputs], int64_t k, int) {
+    const auto pairs = [](const bf16* at) {
+        return reinterpret_cast<__m512bh>(_mm512_loadu_si512(at));
+    };
+    __m512bh wide[kOutputs];
+    _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) wide[n] = pairs(w[n] + k);
+    _Pragma("GCC unroll 8") for (int r = 0; r < kRows; ++r) {
+        const __m512bh xr = pairs(x + r * x_row);
+        _Pragma("GCC unroll 4") for (int n = 0; n < kOutputs; ++n) {
+            sum[r][n] = reinterpret_cast<Native>(
+                _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum[r][n]), xr, wide[n]));
+        }
+    }
+}
+#endif
 
 // Asks for what the next block of outputs will read at the same k.
 template <class T, int kOutputs>

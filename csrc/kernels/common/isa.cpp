@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(SPECDEC_AMX)
+#if defined(SPECDEC_BF16_ISAS)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,6 +17,8 @@ const char* isa_name(Isa isa) {
     switch (isa) {
         case Isa::kAmx:
             return "amx";
+        case Isa::kAvx512Bf16:
+            return "avx512bf16";
         case Isa::kAvx512:
             return "avx512";
         case Isa::kAvx2:
@@ -27,19 +29,26 @@ const char* isa_name(Isa isa) {
 }
 
 namespace {
-// Tiles and bf16 vectors of the processor, and the system's leave to use tiles: for the whole process, and
-// asked for once (torch may have done so; asking again is harmless).
-bool amx_supported() {
-#if defined(SPECDEC_AMX)
+// Products of bf16 pairs, and the look-up in tables of bytes that widens e4m3.
+bool vector_bf16_supported() {
+#if defined(SPECDEC_BF16_ISAS)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool pairs = __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1) != 0;
+    return pairs && __builtin_cpu_supports("avx512vbmi") != 0;
+#else
+    return false;
+#endif
+}
+
+// Tiles of the processor, and the system's leave to use them: for the whole process, and asked for once
+// (torch may have done so; asking again is harmless).
+bool tiles_supported() {
+#if defined(SPECDEC_BF16_ISAS)
     unsigned a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     const bool tiles = (d >> 24 & 1) != 0, tile_bf16 = (d >> 22 & 1) != 0;
-    if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) return false;
-    const bool vector_bf16 = (a >> 5 & 1) != 0;
-    const bool byte_tables = __builtin_cpu_supports("avx512vbmi") != 0;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
-    return tiles && tile_bf16 && vector_bf16 && byte_tables &&
-           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return tiles && tile_bf16 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;
 #endif
@@ -51,7 +60,9 @@ bool isa_supported(Isa isa) {
     __builtin_cpu_init();
     switch (isa) {
         case Isa::kAmx:
-            return isa_supported(Isa::kAvx512) && amx_supported();
+            return isa_supported(Isa::kAvx512Bf16) && tiles_supported();
+        case Isa::kAvx512Bf16:
+            return isa_supported(Isa::kAvx512) && vector_bf16_supported();
         case Isa::kAvx512:
             return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -67,7 +78,7 @@ bool isa_supported(Isa isa) {
 
 namespace {
 Isa choose() {
-    const Isa all[] = {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kBaseline};
+    const Isa all[] = {Isa::kAmx, Isa::kAvx512Bf16, Isa::kAvx512, Isa::kAvx2, Isa::kBaseline};
     const char* forced = std::getenv("SPECDEC_CPU_ISA");
     if (forced == nullptr || *forced == '\0') {
         for (Isa isa : all) {
@@ -82,7 +93,7 @@ Isa choose() {
                                      forced);
         }
         throw std::runtime_error(
-            std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2, avx512 or amx, got ") +
+            std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2, avx512, avx512bf16 or amx, got ") +
             forced);
     }
     return Isa::kBaseline;

@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu_amx_tiles.h"
+#include "cpu_pair_tiles.h"
 #include "kept_memory.h"
 #include "params.h"
 

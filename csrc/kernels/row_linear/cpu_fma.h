@@ -1,4 +1,4 @@
-// row_linear on the CPU by fused multiply-adds of float32. Included by cpu.cpp only.
+// row_linear on the CPU by fused multiply-adds of vectors. Included by cpu.cpp only.
 //
 // A block of kBlockRows x kBlockOutputs sums stays in registers while k runs, so that a weight is read from
 // memory for the first block of rows and from cache for the others of its panel. The order of a sum is that
@@ -25,10 +25,27 @@ int64_t block_outputs(int64_t) {
 
 // --- A panel of rows --------------------------------------------------------------------------
 
+// What a row becomes for products with weights of type T: widened, but for bf16 that meets bf16 in pairs.
+#if defined(__AVX512BF16__)
+template <class T>
+using RowOf = bf16;
+SPECDEC_SIMD void place_row(const bf16* x, int64_t count, bf16* to) {
+    std::copy(x, x + count, to);
+}
+#else
+template <class T>
+using RowOf = float;
+template <class T>
+SPECDEC_SIMD void place_row(const T* x, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) to[Widened<T>::place(i)] = to_float(x[i]);
+}
+#endif
+
+template <class T>
 struct Panel {
-    // Widened, block of rows by block: [K / kStep][rows of the block][kStep], zeros where there is nothing.
-    const float* x;
-    int64_t stride;  // floats of a row
+    // Block of rows by block: [K / kStep][rows of the block][kStep], zeros where there is nothing.
+    const RowOf<T>* x;
+    int64_t stride;  // elements of a row
     int64_t first_row, rows;
 };
 
@@ -38,20 +55,21 @@ inline int block_rows(int64_t left) {
 }
 
 template <class T>
-Panel make_panel(const RowLinearParams& p, int64_t first_row) {
+Panel<T> make_panel(const RowLinearParams& p, int64_t first_row) {
     const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
     const int64_t stride = (size + kStep - 1) / kStep * kStep;
     static thread_local KeptMemory memory;
-    float* wide = memory.floats((rows + kBlockRows) * stride);
-    const Panel panel{wide, stride, first_row, rows};
+    const int64_t most = (rows + kBlockRows) * stride;
+    auto* wide = reinterpret_cast<RowOf<T>*>(memory.floats(most));
+    const Panel<T> panel{wide, stride, first_row, rows};
     for (int64_t row = 0; row < rows;) {
         const int count = block_rows(rows - row);
         for (int64_t k = 0; k < size; k += kStep) {
             for (int r = 0; r < count; ++r, wide += kStep) {
                 const T* x = p.x.as<const T>().at(first_row + row + r) + k;
                 const int64_t left = row + r < rows ? std::min<int64_t>(kStep, size - k) : 0;
-                if (left < kStep) std::fill(wide, wide + kStep, 0.0f);
-                for (int64_t i = 0; i < left; ++i) wide[Widened<T>::place(i)] = to_float(x[i]);
+                if (left < kStep) std::fill(wide, wide + kStep, RowOf<T>{});
+                place_row(x, left, wide);
             }
         }
         row += count;
@@ -60,13 +78,13 @@ Panel make_panel(const RowLinearParams& p, int64_t first_row) {
 }
 
 template <class T, int kRows, int kOutputs>
-void finish_block(const RowLinearParams& p, const Panel& panel, int64_t row, int64_t output,
+void finish_block(const RowLinearParams& p, const Panel<T>& panel, int64_t row, int64_t output,
                   bool prefetch_next) {
     const View<const T, 2> weight = p.weight.as<const T>();
     const T* w[kOutputs];
     for (int n = 0; n < kOutputs; ++n) w[n] = weight.at(output + n);
     Lanes<kRows, kOutputs> lanes;
-    sum_block<T, kRows, kOutputs>(PackedRows<kRows>{panel.x + row * panel.stride}, w,
+    sum_block<T, kRows, kOutputs>(PackedRows<kRows, RowOf<T>>{panel.x + row * panel.stride}, w,
                                   weight.size[1], prefetch_next ? kOutputs * weight.stride[0] : 0,
                                   lanes);
     float sums[padded_sums(kRows * kOutputs)];
@@ -85,7 +103,7 @@ void finish_block(const RowLinearParams& p, const Panel& panel, int64_t row, int
 
 // All rows of the panel for kOutputs outputs; the last rows in the smallest block that holds them.
 template <class T, int kOutputs>
-void finish_rows(const RowLinearParams& p, const Panel& panel, int64_t output, bool more) {
+void finish_rows(const RowLinearParams& p, const Panel<T>& panel, int64_t output, bool more) {
     for (int64_t row = 0; row < panel.rows; row += kBlockRows) {
         const bool prefetch_next = more && row == 0;
         const int count = block_rows(panel.rows - row);
@@ -103,7 +121,7 @@ void finish_rows(const RowLinearParams& p, const Panel& panel, int64_t output, b
 
 // All rows of the panel for outputs begin .. end-1.
 template <class T>
-void finish_outputs(const RowLinearParams& p, const Panel& panel, int64_t begin, int64_t end) {
+void finish_outputs(const RowLinearParams& p, const Panel<T>& panel, int64_t begin, int64_t end) {
     int64_t output = begin;
     for (; output + kBlockOutputs <= end; output += kBlockOutputs) {
         finish_rows<T, kBlockOutputs>(p, panel, output, output + 2 * kBlockOutputs <= end);

@@ -20,4 +20,4 @@ Status row_linear(const RowLinearParams& p, Stream stream);
 
 }  // namespace specdec
 
-SPECDEC_DECLARE_CPU_AMX(row_linear, ::specdec::RowLinearParams)
+SPECDEC_DECLARE_CPU_BF16(row_linear, ::specdec::RowLinearParams)

@@ -3,7 +3,7 @@
 //
 // Work: a group is up to kWideRows packed rows (rows x query heads of a KV head) of one request, for
 // some KV heads; its units are the KV segments (cpu_plan.h). A thread owns a run of consecutive
-// units. Tiles of 64 places of K and V go through cpu_amx.h where there are tile registers for bf16, else
+// units. Tiles of 64 places of K and V go through cpu_pairs.h where there are products of bf16 pairs, else
 // (cpu_fma.h) through cpu_wide.h, whose lanes are rows, or, with few rows, through cpu_narrow.h, whose
 // lanes are keys and channels: the same bits.
 // Bytes moved: K and V of a request once per group; out and lse once.
@@ -17,8 +17,8 @@
 
 #include "kept_memory.h"
 #include "parallel.h"
-#if defined(__AMX_BF16__)
-#include "cpu_amx.h"
+#if defined(__AVX512BF16__)
+#include "cpu_pairs.h"
 #else
 #include "cpu_fma.h"
 #endif
@@ -197,7 +197,7 @@ void verify_attention(const VerifyAttentionParams& p) {
         using T = typename decltype(tag)::type;
         p.cache_dtype == DType::kF8E4M3 ? run<T, f8e4m3>(p) : run<T, T>(p);
     };
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
     run_caches(Tag<bf16>{});
 #else
     dispatch_float(p.dtype, run_caches);

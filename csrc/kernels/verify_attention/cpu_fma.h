@@ -1,5 +1,5 @@
 // verify_attention on the CPU by float32 vectors: segments of a group, by cpu_narrow.h or cpu_wide.h.
-// Included by cpu.cpp only, for every instruction set but `amx`.
+// Included by cpu.cpp only, for every instruction set without products of bf16 pairs.
 #pragma once
 
 #include "cpu_narrow.h"

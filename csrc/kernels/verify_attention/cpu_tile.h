@@ -12,8 +12,8 @@ namespace {
 constexpr int kTile = kTileTokens;
 constexpr int kSegmentTiles = kSegmentTokens / kTile;
 // Up to kNarrowRows packed rows go through cpu_narrow.h, more through cpu_wide.h, kWideRows at a time.
-#if defined(__AMX_BF16__)
-constexpr int kNarrowRows = 0;  // cpu_amx.h takes all
+#if defined(__AVX512BF16__)
+constexpr int kNarrowRows = 0;  // cpu_pairs.h takes all
 #else
 constexpr int kNarrowRows = 4;
 #endif

@@ -67,4 +67,4 @@ Status verify_attention(const VerifyAttentionParams& p, Stream stream);
 
 }  // namespace specdec
 
-SPECDEC_DECLARE_CPU_AMX(verify_attention, ::specdec::VerifyAttentionParams)
+SPECDEC_DECLARE_CPU_BF16(verify_attention, ::specdec::VerifyAttentionParams)

@@ -1,11 +1,11 @@
-// verify_attention on the CPU for bf16 with AMX tiles. Included by cpu.cpp only, for the instruction
-// set `amx`.
+// verify_attention on the CPU for bf16 by products of bf16 pairs: AMX tiles (cpu_pairs_amx.h) or vectors
+// (cpu_pairs_dot.h; cpu_pairs_few.h for few rows, with the same bits). Included by cpu.cpp only, for the instruction sets `amx` and `avx512bf16`.
 //
 // Products are sums of bf16 pairs in float32, weights are rounded to bf16, as on CUDA: other bits than
 // those of cpu_wide.h, so every call of a bf16 cache comes through here, however few its rows are.
 // Per KV head and tile of 64 keys, `lanes` = packed rows rounded up to 16:
 //   S^T [64 keys][lanes] float32 = K Q^T: K lies as the left factor wants it, Q is turned once a group
-//   weights by an online softmax whose lanes are rows (cpu_amx_weights.h), turned to P [lanes][64 keys]
+//   weights by an online softmax whose lanes are rows (cpu_pairs_weights.h), turned to P [lanes][64 keys]
 //   O [lanes][channels] float32 += P V: pairs of keys of V are interleaved as they are copied
 // Every score is one chain over pairs of channels, every output one chain over pairs of keys: a row of
 // tiles does not know its neighbours. A key that a row does not see has weight 0.
@@ -14,10 +14,16 @@
 #include <cstring>
 #include <vector>
 
-#include "cpu_amx_tiles.h"
 #include "cpu_narrow.h"
+#include "cpu_pair_tiles.h"
+#include "cpu_pairs_weights.h"
 #include "cpu_plan.h"
-#include "cpu_amx_weights.h"
+#if defined(__AMX_BF16__)
+#include "cpu_pairs_amx.h"
+#else
+#include "cpu_pairs_dot.h"
+#include "cpu_pairs_few.h"
+#endif
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
@@ -78,98 +84,13 @@ void load_queries(const VerifyAttentionParams& p, const Group& g, int64_t h, con
     }
 }
 
-// --- 2. Scores -----------------------------------------------------------------------------------
+// --- 2. A tile of one head -----------------------------------------------------------------------
 
-// S^T of 32 keys and Blocks x 16 rows.
-template <int Blocks>
-SPECDEC_SIMD void score_tiles(const KeyStrip (&keys)[2], int64_t width, const bf16* queries,
-                              int lanes, Ahead& ahead, float* scores) {
-    const int64_t score_bytes = 4 * lanes;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t d = 0; d < width; d += 32) {
-        ahead.step<16>();
-        const bf16* q = queries + d / 32 * (lanes / kTileRows) * kTileBf16;
-        _tile_loadd(4, keys[0].at + d, keys[0].bytes);
-        _tile_loadd(5, keys[1].at + d, keys[1].bytes);
-        _tile_loadd(6, q, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 5, 6);
-        if constexpr (Blocks == 2) {
-            _tile_loadd(7, q + kTileBf16, 64);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, scores, score_bytes);
-    _tile_stored(1, scores + kTileRows * lanes, score_bytes);
-    if constexpr (Blocks == 2) {
-        _tile_stored(2, scores + kTileRows, score_bytes);
-        _tile_stored(3, scores + kTileRows * lanes + kTileRows, score_bytes);
-    }
-}
-
-// --- 3. Outputs ----------------------------------------------------------------------------------
-
-// O of Blocks x 16 rows and 32 channels += weights . V of `halves` x 32 keys.
-template <int Blocks>
-SPECDEC_SIMD void value_tiles(const bf16* weights, const bf16* values, int64_t width, int halves,
-                              Ahead& ahead, float* out) {
-    const int64_t out_bytes = 4 * width;
-    _tile_loadd(0, out, out_bytes);
-    _tile_loadd(1, out + kTileRows, out_bytes);
-    if constexpr (Blocks == 2) {
-        _tile_loadd(2, out + kTileRows * width, out_bytes);
-        _tile_loadd(3, out + kTileRows * width + kTileRows, out_bytes);
-    }
-    for (int half = 0; half < halves; ++half) {
-        ahead.step<16>();
-        const bf16* v = values + half * kHalf * width;
-        _tile_loadd(4, weights + half * kHalf, 2 * kTile);
-        _tile_loadd(6, v, 64);
-        _tile_loadd(7, v + kTileBf16, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if constexpr (Blocks == 2) {
-            _tile_loadd(5, weights + kTileRows * kTile + half * kHalf, 2 * kTile);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, out, out_bytes);
-    _tile_stored(1, out + kTileRows, out_bytes);
-    if constexpr (Blocks == 2) {
-        _tile_stored(2, out + kTileRows * width, out_bytes);
-        _tile_stored(3, out + kTileRows * width + kTileRows, out_bytes);
-    }
-}
-
-inline void add_values(const bf16* weights, const bf16* values, int64_t width, int count, int lanes,
-                       Ahead& ahead, float* out) {
-    const int halves = (count + kHalf - 1) / kHalf;
-    tile_fence();
-    for (int64_t d = 0; d < width; d += 32) {
-        int m = 0;
-        for (; m + 2 * kTileRows <= lanes; m += 2 * kTileRows) {
-            value_tiles<2>(weights + m * kTile, values + d * kHalf, width, halves, ahead,
-                           out + m * width + d);
-        }
-        if (m < lanes) {
-            value_tiles<1>(weights + m * kTile, values + d * kHalf, width, halves, ahead,
-                           out + m * width + d);
-        }
-    }
-    tile_fence();
-}
-
-// A tile of one head.
 template <class C>
-struct AmxTile {
+struct PairTile {
     const TileView& view;
     int64_t head_dim, v_dim;
-    int lanes;
+    int rows, lanes;
     LogitScale scale;
     const bf16* queries;
     const Rows<C>&k, &v;
@@ -178,7 +99,7 @@ struct AmxTile {
 
 // Whether V of a key that only some rows see would leave a trace in the others: 0 times it is NaN.
 template <class C>
-inline bool leaves_traces(const AmxTile<C>& t) {
+inline bool leaves_traces(const PairTile<C>& t) {
     uint64_t any = 0, all = kAllKeys;
     for (int m = 0; m < t.lanes; ++m) {
         any |= t.view.visible[m];
@@ -196,7 +117,7 @@ inline bool leaves_traces(const AmxTile<C>& t) {
 
 // add_values for rows that must not meet the V of keys that they do not see: a row at a time.
 template <class C>
-inline void add_values_apart(const AmxTile<C>& t, const Buffers& w, float* out) {
+inline void add_values_apart(const PairTile<C>& t, const Buffers& w, float* out) {
     const int64_t width = whole_tiles(t.v_dim);
     std::vector<float> rows(kTileRows * width);
     Rows<C> seen = t.v;
@@ -208,22 +129,53 @@ inline void add_values_apart(const AmxTile<C>& t, const Buffers& w, float* out) 
         interleave_values(seen, t.v_dim, t.view.count, t.ahead, w.values);
         const int first = m / kTileRows * kTileRows;
         std::memcpy(rows.data(), out + first * width, rows.size() * sizeof(float));
-        add_values(w.weights + first * kTile, w.values, width, t.view.count, kTileRows, t.ahead,
-                   rows.data());
+        add_values(w.weights + first * kTile, w.values, width, t.view.count, kTileRows, kTileRows,
+                   t.ahead, rows.data());
         std::memcpy(out + m * width, rows.data() + (m - first) * width, width * sizeof(float));
     }
 }
 
-// --- 4. Tiles of a group -------------------------------------------------------------------------
+// --- 3. Tiles of a group -------------------------------------------------------------------------
+
+// State.out as the scores of this tile find it.
+inline void decay_outputs(const Buffers& w, int rows, int64_t width, const State& state) {
+    for (int m = 0; m < rows; ++m) {
+        float* out = state.out + m * width;
+        for (int64_t d = 0; d < width && w.decay[m] != 1.0f; d += kLanes) {
+            store(out + d, load(out + d) * set1(w.decay[m]));
+        }
+    }
+}
+
+#if !defined(__AMX_BF16__)
+template <class C>
+inline void add_tile_few(const View<const C, 4>& k_cache, const PairTile<C>& t, const Buffers& w,
+                         const State& state) {
+    const int64_t width = whole_tiles(t.v_dim);
+    for (int key = 0; key < kTile; key += kTileRows) {
+        const KeyStrip strip = key_strip(k_cache, t.k, t.view.places, key, w.keys);
+        score_few(strip, whole_tiles(t.head_dim), t.queries, t.ahead, w.scores + key * kFewRows);
+    }
+    const float factor = prepare_few(w.scores, t.scale, t.view);
+    store(w.decay, soften_few(w.scores, factor, state, t.ahead, w.weights));
+    decay_outputs(w, t.rows, width, state);
+    if (t.view.same || !leaves_traces(t)) {
+        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);
+        add_values_few(w.weights, w.values, width, t.view.count, t.ahead, state.out);
+    } else {
+        spread_weights_few(w.weights);
+        add_values_apart(t, w, state.out);
+    }
+}
+#endif
 
 template <class C>
-inline void score_keys(const View<const C, 4>& cache, const AmxTile<C>& t, const Buffers& w) {
+inline void score_keys(const View<const C, 4>& cache, const PairTile<C>& t, const Buffers& w) {
     const int64_t width = whole_tiles(t.head_dim);
     for (int key = 0; key < t.view.count; key += kHalf) {
         const KeyStrip keys[] = {
             key_strip(cache, t.k, t.view.places, key, w.keys),
             key_strip(cache, t.k, t.view.places, key + kTileRows, w.keys + kTileRows * width)};
-        tile_fence();
         int m = 0;
         for (; m + 2 * kTileRows <= t.lanes; m += 2 * kTileRows) {
             score_tiles<2>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes, t.ahead,
@@ -233,28 +185,25 @@ inline void score_keys(const View<const C, 4>& cache, const AmxTile<C>& t, const
             score_tiles<1>(keys, width, t.queries + m / kTileRows * kTileBf16, t.lanes, t.ahead,
                            w.scores + key * t.lanes + m);
         }
-        tile_fence();
     }
 }
 
 template <class C>
-inline void add_tile(const View<const C, 4>& k_cache, const AmxTile<C>& t, const Buffers& w,
+inline void add_tile(const View<const C, 4>& k_cache, const PairTile<C>& t, const Buffers& w,
                      const State& state) {
+#if !defined(__AMX_BF16__)
+    if (t.rows <= kFewRows) return add_tile_few(k_cache, t, w, state);
+#endif
     const int64_t width = whole_tiles(t.v_dim);
     score_keys(k_cache, t, w);
     const Scores scores = prepare_scores(w.scores, t.lanes, t.scale, t.view);
     for (int m = 0; m < t.lanes; m += kTileRows) {
         store(w.decay + m, soften(scores, m, state, t.ahead, w.weights));
     }
-    for (int m = 0; m < t.lanes; ++m) {
-        float* out = state.out + m * width;
-        for (int64_t d = 0; d < width && w.decay[m] != 1.0f; d += kLanes) {
-            store(out + d, load(out + d) * set1(w.decay[m]));
-        }
-    }
+    decay_outputs(w, t.rows, width, state);
     if (t.view.same || !leaves_traces(t)) {
         interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);
-        add_values(w.weights, w.values, width, t.view.count, t.lanes, t.ahead, state.out);
+        add_values(w.weights, w.values, width, t.view.count, t.rows, t.lanes, t.ahead, state.out);
     } else {
         add_values_apart(t, w, state.out);
     }
@@ -277,8 +226,8 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
             k.find(k_cache, g.head + h, view.places);
             v.find(v_cache, g.head + h, view.places);
             const bf16* queries = w.queries + h * g.lanes * whole_tiles(head_dim);
-            const AmxTile<T> t{view,    head_dim, v_dim, g.lanes, logit_scale(p, g.head + h),
-                               queries, k,        v,     ahead};
+            const PairTile<T> t{view,    head_dim, v_dim, g.rows, g.lanes, logit_scale(p, g.head + h),
+                                queries, k,        v,     ahead};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
         }
     }

@@ -1,8 +1,8 @@
-// verify_attention on the CPU with AMX: K and V of a tile, from the cache to where tiles are loaded from.
-// Included by cpu_amx.h only.
+// verify_attention on the CPU for bf16 pairs: K and V of a tile, from the cache to where tiles are loaded from.
+// Included by cpu_pairs.h only.
 #pragma once
 
-#include "cpu_amx_tiles.h"
+#include "cpu_pair_tiles.h"
 #include "cpu_narrow.h"
 
 namespace specdec::cpu::SPECDEC_ISA {

@@ -1,4 +1,5 @@
-// AMX tiles of bf16: 16 rows of 64 bytes. For CPU kernels of the instruction set `amx` only.
+// Tiles of bf16 pairs, 16 rows of 64 bytes, as the products of the instruction sets `avx512bf16` and `amx`
+// take them. For their CPU kernels only.
 #pragma once
 
 #include <atomic>
@@ -12,6 +13,7 @@ constexpr int kTileRows = 16;
 constexpr int kTileBf16 = 32 * kTileRows;
 constexpr int kPairs = 16;  // bf16 pairs of a row of a tile
 
+#if defined(__AMX_BF16__)
 // The thread's tile registers, for as long as this lives.
 class TileRegisters {
   public:
@@ -36,6 +38,9 @@ class TileRegisters {
 SPECDEC_SIMD void tile_fence() {
     std::atomic_signal_fence(std::memory_order_seq_cst);
 }
+#else
+struct TileRegisters {};
+#endif
 
 // Channels of a row as tiles take them.
 constexpr int64_t whole_tiles(int64_t channels) {

@@ -1,8 +1,8 @@
-// verify_attention on the CPU with AMX: from scores of a tile to weights as the left factor of a product.
-// Included by cpu_amx.h only.
+// verify_attention on the CPU for bf16 pairs: from scores of a tile to weights as the left factor of a product.
+// Included by cpu_pairs.h only.
 #pragma once
 
-#include "cpu_amx_copy.h"
+#include "cpu_pairs_copy.h"
 #include "cpu_wide.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
