@@ -96,6 +96,6 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor new_seq_lens, Tensor num_emitted, Tensor finished)");
 
     // --- Build facts ---------------------------------------------------------------------------
-    // The instruction set that CPU kernels use in this process: baseline, avx2, avx512 or amx.
+    // The instruction set that CPU kernels use in this process: baseline, avx2, avx512, avx512bf16 or amx.
     m.def("_cpu_isa() -> str");
 }

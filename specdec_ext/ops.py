@@ -37,10 +37,11 @@ def op_names() -> list[str]:
 
 
 def cpu_isa() -> str:
-    """Instruction set of the CPU kernels in this process: "baseline", "avx2", "avx512" or "amx".
+    """Instruction set of the CPU kernels in this process: "baseline", "avx2", "avx512",
+    "avx512bf16" or "amx".
 
     SPECDEC_CPU_ISA forces one (it must be supported by the CPU); results are bitwise the same, but for
-    bf16 products on "amx" (docs/conventions.md).
+    products of bf16 on "avx512bf16" and "amx" (docs/conventions.md).
     """
     return _ops._cpu_isa()
 

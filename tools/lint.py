@@ -118,6 +118,8 @@ def check_headers_alone():
         isa = (
             ["-DSPECDEC_ISA=amx", "-march=sapphirerapids"]
             if "amx" in path.name
+            else ["-DSPECDEC_ISA=avx512bf16", "-march=cooperlake", "-mavx512vbmi"]
+            if "pair" in path.name
             else ["-DSPECDEC_ISA=baseline"]
         )
         done = subprocess.run(

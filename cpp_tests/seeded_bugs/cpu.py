@@ -12,9 +12,11 @@ ATTENTION = "csrc/kernels/verify_attention/cpu.cpp"
 PLAN = "csrc/kernels/verify_attention/cpu_plan.h"
 MASK = "csrc/kernels/verify_attention/mask.h"
 SOFTMAX = "csrc/kernels/common/softmax.h"
-AMX = "csrc/kernels/verify_attention/cpu_amx.h"
-AMX_WEIGHTS = "csrc/kernels/verify_attention/cpu_amx_weights.h"
-AMX_COPY = "csrc/kernels/verify_attention/cpu_amx_copy.h"
+PAIRS = "csrc/kernels/verify_attention/cpu_pairs.h"
+PAIRS_WEIGHTS = "csrc/kernels/verify_attention/cpu_pairs_weights.h"
+PAIRS_COPY = "csrc/kernels/verify_attention/cpu_pairs_copy.h"
+PAIRS_DOT = "csrc/kernels/verify_attention/cpu_pairs_dot.h"
+PAIRS_FEW = "csrc/kernels/verify_attention/cpu_pairs_few.h"
 VOCAB_TILE = "csrc/kernels/common/vocab_tile.h"
 VIEW = "csrc/kernels/common/view.h"
 APPEND_TESTS = "python_tests/test_append_kv.py"
@@ -129,24 +131,50 @@ BUGS = [
     ("cpu-fp8-sign-lost", SIMD, "bits | (codes << 24", "bits & ~(codes << 24", FP8_TESTS),
 ]  # fmt: skip
 
-# Of code that runs only where the CPU has AMX.
-AMX_BUGS = [
-    ("amx-attention-nan-of-unseen-keys", AMX, "if (t.view.same || !leaves_traces(t)) {", "if (true) {",
+# Of code that runs only where the CPU multiplies pairs of bf16.
+PAIRS_BUGS = [
+    ("pairs-attention-nan-of-unseen-keys", PAIRS,
+     "    decay_outputs(w, t.rows, width, state);\n    if (t.view.same || !leaves_traces(t)) {\n"
+     "        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);\n        add_values(",
+     "    decay_outputs(w, t.rows, width, state);\n    if (true) {\n"
+     "        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);\n        add_values(",
      ATTENTION_TESTS),
-    ("amx-attention-strip-over-two-pages", AMX_COPY,
+    ("pairs-attention-strip-over-two-pages", PAIRS_COPY,
      "places.page[key] == places.page[key + kTileRows - 1]", "true", ATTENTION_TESTS),
-    ("amx-attention-weights-of-neighbours-swapped", AMX_WEIGHTS, "auto pair = cvt_pair(x[j + 1], x[j])",
+    ("pairs-attention-weights-of-neighbours-swapped", PAIRS_WEIGHTS, "auto pair = cvt_pair(x[j + 1], x[j])",
      "auto pair = cvt_pair(x[j], x[j + 1])", ATTENTION_TESTS),
-    ("amx-attention-mask-forgotten-without-cap", AMX_WEIGHTS, "!(plain && view.same && view.count == kTile)",
+    ("pairs-attention-mask-forgotten-without-cap", PAIRS_WEIGHTS, "!(plain && view.same && view.count == kTile)",
      "!plain", ATTENTION_TESTS),
-    ("amx-attention-negative-scale-as-plain", AMX_WEIGHTS, " && scale.factor > 0.0f", "", ATTENTION_TESTS),
-    ("amx-attention-never-decays", AMX, "d < width && w.decay[m] != 1.0f", "false", ATTENTION_TESTS),
-    ("amx-attention-strips-share-their-copy", AMX, "key + kTileRows, w.keys + kTileRows * width",
+    ("pairs-attention-negative-scale-as-plain", PAIRS_WEIGHTS, " && scale.factor > 0.0f", "", ATTENTION_TESTS),
+    ("pairs-attention-never-decays", PAIRS, "d < width && w.decay[m] != 1.0f", "false", ATTENTION_TESTS),
+    ("pairs-attention-strips-share-their-copy", PAIRS, "key + kTileRows, w.keys + kTileRows * width",
      "key + kTileRows, w.keys", ATTENTION_TESTS),
-    ("amx-attention-fp8-nan-is-480", AMX_COPY, "if (code == 127) bits = 0x7fc0;", "", FP8_TESTS),
-    ("amx-attention-fp8-subnormal-is-0", AMX_COPY, "bits = mantissa == 0 ? 0 :", "bits = mantissa >= 0 ? 0 :",
+    ("pairs-attention-fp8-nan-is-480", PAIRS_COPY, "if (code == 127) bits = 0x7fc0;", "", FP8_TESTS),
+    ("pairs-attention-fp8-subnormal-is-0", PAIRS_COPY, "bits = mantissa == 0 ? 0 :", "bits = mantissa >= 0 ? 0 :",
      FP8_TESTS),
-    ("amx-attention-fp8-channels-behind-the-row", AMX_COPY, "_mm256_maskz_loadu_epi8(mask, at)",
+    ("pairs-attention-fp8-channels-behind-the-row", PAIRS_COPY, "_mm256_maskz_loadu_epi8(mask, at)",
      "_mm256_maskz_loadu_epi8(~__mmask32{0} | mask, at)", FP8_TESTS),
-    ("amx-attention-fp8-nan-leaves-a-trace", AMX, "? 0x7f80 : 0x7f;", "? 0x7f80 : 0x17f;", FP8_TESTS),
+    ("pairs-attention-fp8-nan-leaves-a-trace", PAIRS, "? 0x7f80 : 0x7f;", "? 0x7f80 : 0x17f;", FP8_TESTS),
+]  # fmt: skip
+
+# And only where vectors, not tiles, do so.
+DOT_BUGS = [
+    ("dot-attention-last-rows-lost", PAIRS_DOT, "m < rows; m += kRows", "m + kRows <= rows; m += kRows",
+     ATTENTION_TESTS),
+    ("dot-attention-second-half-of-v-first", PAIRS_DOT, "values + (half * width + d) * kHalf, acc",
+     "values + d * kHalf, acc", ATTENTION_TESTS),
+    ("dot-attention-strip-0-twice", PAIRS_DOT, "keys[key / kTileRows]", "keys[0]", ATTENTION_TESTS),
+    ("dot-few-keys-out-of-order", PAIRS_FEW, "(i % 4 * 4 + i / 4) * step", "i * step", ATTENTION_TESTS),
+    ("dot-few-mask-of-row-0", PAIRS_FEW, "kApart[view.visible[r] >>", "kApart[view.visible[0] >>",
+     ATTENTION_TESTS),
+    ("dot-few-sum-of-two-keys-twice", PAIRS_FEW, "IntTag<0xb1>{}", "IntTag<0x4e>{}", ATTENTION_TESTS),
+    ("dot-few-weights-stay-in-pairs", PAIRS, "spread_weights_few(w.weights);", "", ATTENTION_TESTS),
+    ("dot-few-nan-of-unseen-keys", PAIRS,
+     "if (t.view.same || !leaves_traces(t)) {\n"
+     "        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);\n        add_values_few",
+     "if (true) {\n"
+     "        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);\n        add_values_few",
+     ATTENTION_TESTS),
+    ("dot-few-cap-forgotten", PAIRS_FEW, "if (scale.cap != 0.0f) x = soft_cap(x, scale.cap);", "",
+     ATTENTION_TESTS),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ build   plain: a wrong result; hooks: a detector, or a wrong result; asan: the s
         result of the CPU kernels
 says    a regular expression that the failing run must print: the diagnosis, not just a failure
 objects  a regular expression of the sources to plant the bug in, where the tests need not all of them
-isa     the instruction set without which the text does not run: left out elsewhere
+isas    the instruction sets without which the text does not run: left out elsewhere
 """
 
 import dataclasses
@@ -75,7 +75,7 @@ class Mutation:
     says: str = ""
     tests: str = ""
     objects: str = ""
-    isa: str = ""
+    isas: tuple = ()
 
 
 def bug(id, file, old, new, build="plain", says="", tests=""):
@@ -334,9 +334,14 @@ _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
     for id, file, old, new, tests, *objects in cpu.BUGS
 ]
-_AMX = [
-    Mutation(id, file, old, new, "cpu", "", tests, isa="amx")
-    for id, file, old, new, tests in cpu.AMX_BUGS + row_linear.AMX_BUGS
+_PAIRS = [
+    Mutation(id, file, old, new, "cpu", "", tests, isas=isas)
+    for isas, bugs in (
+        (("avx512bf16", "amx"), cpu.PAIRS_BUGS),
+        (("avx512bf16",), cpu.DOT_BUGS + row_linear.DOT_BUGS),
+        (("amx",), row_linear.AMX_BUGS),
+    )
+    for id, file, old, new, tests in bugs
 ]
 
 _KEYS = [
@@ -355,6 +360,6 @@ ALL = (
     + _ATTENTION
     + _OTHERS
     + _CPU
-    + _AMX
+    + _PAIRS
     + _KEYS
 )

@@ -33,8 +33,15 @@ BUGS = [
      "cpu", "", ISAS),
     ("cpu-linear-one-row-has-another-order", DOTS, "sum[r][n] = fma(xr, wide[n], sum[r][n]);",
      "sum[r][n] = kRows == 1 ? xr * wide[n] + sum[r][n] : fma(xr, wide[n], sum[r][n]);", "cpu", "", ORACLE),
-    ("cpu-linear-rows-of-the-call-before", FMA, "if (left < kStep) std::fill(wide, wide + kStep, 0.0f);", "",
+    ("cpu-linear-rows-of-the-call-before", FMA, "if (left < kStep) std::fill(wide, wide + kStep, RowOf<T>{});", "",
      "cpu", "", ORACLE),
+]  # fmt: skip
+
+# Of code that runs only where vectors multiply pairs of bf16.
+DOT_BUGS = [
+    ("dot-linear-weights-of-output-0", "csrc/kernels/common/dot_rows.h", "xr, wide[n]));", "xr, wide[0]));",
+     ORACLE),
+    ("dot-linear-rows-of-row-0", "csrc/kernels/common/dot_rows.h", "pairs(x + r * x_row)", "pairs(x)", ORACLE),
 ]  # fmt: skip
 
 # Of code that runs only where the CPU has AMX: (id, file, old text, new text, tests).

@@ -252,9 +252,8 @@ def check(mutation):
         plant(mutation, folder)
         objects = mutation.objects
         if mutation.build == "cpu":
-            isas = (
-                "(avx512|amx)" if CPU_ISA == "amx" else CPU_ISA
-            )  # amx has copies of some ops only
+            # Some instruction sets have copies of some ops only.
+            isas = f"(avx512|{CPU_ISA})" if CPU_ISA in ("avx512bf16", "amx") else CPU_ISA
             objects = f"specdec_cpu_{isas}.dir/.*{objects}"
         RECIPES[library_of(mutation.tests, mutation.build)].make(mutation.file, objects, folder)
         if mutation.build == "cpu":
@@ -295,7 +294,7 @@ def commit_seed():
 
 
 def select(args):
-    here = [m for m in mutations.ALL if m.isa in ("", CPU_ISA)]
+    here = [m for m in mutations.ALL if not m.isas or CPU_ISA in m.isas]
     chosen = [m for m in here if args.only in m.id]
     if args.sample and args.sample < len(chosen):
         seed = commit_seed() if args.seed is None else args.seed

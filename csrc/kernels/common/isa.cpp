@@ -92,9 +92,9 @@ Isa choose() {
                                                  "set that this CPU has, got ") +
                                      forced);
         }
-        throw std::runtime_error(
-            std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2, avx512, avx512bf16 or amx, got ") +
-            forced);
+        throw std::runtime_error(std::string("specdec: SPECDEC_CPU_ISA: wanted baseline, avx2, "
+                                             "avx512, avx512bf16 or amx, got ") +
+                                 forced);
     }
     return Isa::kBaseline;
 }

@@ -20,36 +20,36 @@ bool isa_supported(Isa isa);
 
 #if defined(SPECDEC_X86_ISAS)
 #define SPECDEC_DECLARE_CPU_ISAS(op, Params, on_bf16, on_amx) \
-    namespace specdec::cpu {                         \
-    namespace baseline {                             \
-    void op(const Params& p);                        \
-    }                                                \
-    namespace avx2 {                                 \
-    void op(const Params& p);                        \
-    }                                                \
-    namespace avx512 {                               \
-    void op(const Params& p);                        \
-    }                                                \
-    namespace avx512bf16 {                           \
-    void op(const Params& p);                        \
-    }                                                \
-    namespace amx {                                  \
-    void op(const Params& p);                        \
-    }                                                \
-    inline void op(const Params& p) {                \
-        switch (isa()) {                             \
-            case Isa::kAmx:                          \
-                return on_amx;                       \
-            case Isa::kAvx512Bf16:                   \
-                return on_bf16;                      \
-            case Isa::kAvx512:                       \
-                return avx512::op(p);                \
-            case Isa::kAvx2:                         \
-                return avx2::op(p);                  \
-            default:                                 \
-                return baseline::op(p);              \
-        }                                            \
-    }                                                \
+    namespace specdec::cpu {                                  \
+    namespace baseline {                                      \
+    void op(const Params& p);                                 \
+    }                                                         \
+    namespace avx2 {                                          \
+    void op(const Params& p);                                 \
+    }                                                         \
+    namespace avx512 {                                        \
+    void op(const Params& p);                                 \
+    }                                                         \
+    namespace avx512bf16 {                                    \
+    void op(const Params& p);                                 \
+    }                                                         \
+    namespace amx {                                           \
+    void op(const Params& p);                                 \
+    }                                                         \
+    inline void op(const Params& p) {                         \
+        switch (isa()) {                                      \
+            case Isa::kAmx:                                   \
+                return on_amx;                                \
+            case Isa::kAvx512Bf16:                            \
+                return on_bf16;                               \
+            case Isa::kAvx512:                                \
+                return avx512::op(p);                         \
+            case Isa::kAvx2:                                  \
+                return avx2::op(p);                           \
+            default:                                          \
+                return baseline::op(p);                       \
+        }                                                     \
+    }                                                         \
     }
 #define SPECDEC_DECLARE_CPU(op, Params) \
     SPECDEC_DECLARE_CPU_ISAS(op, Params, avx512::op(p), avx512::op(p))
@@ -67,10 +67,9 @@ bool isa_supported(Isa isa);
 
 // Of an op with a dtype whose cpu.cpp is compiled for `avx512bf16` and `amx` too.
 #if defined(SPECDEC_BF16_ISAS)
-#define SPECDEC_DECLARE_CPU_BF16(op, Params)                                        \
-    SPECDEC_DECLARE_CPU_ISAS(                                                       \
-        op, Params,                                                                 \
-        p.dtype == ::specdec::DType::kBF16 ? avx512bf16::op(p) : avx512::op(p),     \
+#define SPECDEC_DECLARE_CPU_BF16(op, Params)                                                \
+    SPECDEC_DECLARE_CPU_ISAS(                                                               \
+        op, Params, p.dtype == ::specdec::DType::kBF16 ? avx512bf16::op(p) : avx512::op(p), \
         p.dtype == ::specdec::DType::kBF16 ? amx::op(p) : avx512::op(p))
 #else
 #define SPECDEC_DECLARE_CPU_BF16(op, Params) SPECDEC_DECLARE_CPU(op, Params)

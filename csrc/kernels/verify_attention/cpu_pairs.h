@@ -226,8 +226,9 @@ void add_tiles(const VerifyAttentionParams& p, const Group& g, const Buffers& w,
             k.find(k_cache, g.head + h, view.places);
             v.find(v_cache, g.head + h, view.places);
             const bf16* queries = w.queries + h * g.lanes * whole_tiles(head_dim);
-            const PairTile<T> t{view,    head_dim, v_dim, g.rows, g.lanes, logit_scale(p, g.head + h),
-                                queries, k,        v,     ahead};
+            const PairTile<T> t{
+                view,    head_dim, v_dim, g.rows, g.lanes, logit_scale(p, g.head + h),
+                queries, k,        v,     ahead};
             add_tile(k_cache, t, w, state_of(g, states, 0, h, state_width(v_dim)));
         }
     }

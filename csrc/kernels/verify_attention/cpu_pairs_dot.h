@@ -50,6 +50,8 @@ SPECDEC_SIMD void score_tiles(const KeyStrip (&keys)[2], int64_t width, const bf
         for (int64_t d = 0; d < width; d += 32) {
             ahead.step<Blocks == 2 ? 4 : 12>();
             const bf16* q = queries + d / 32 * (lanes / kTileRows) * kTileBf16;
+#pragma GCC unroll 16
+            for (int n = 0; n < kKeys; ++n) __builtin_prefetch(at + n * step + d + 32);
             add_pairs<2>(at + d, step, q, acc);
         }
 #pragma GCC unroll 16

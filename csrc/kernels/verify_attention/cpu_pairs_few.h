@@ -92,9 +92,9 @@ SPECDEC_SIMD Native across_keys(Native x, const F& fn) {
 // soften: the weights, and what earlier sums are scaled by.
 inline Native soften_few(const float* scores, float scale, const State& state, Ahead& ahead,
                          bf16* weights) {
-    alignas(64) static constexpr uint16_t kPairUp[32] = {
-        0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,  13, 10, 14, 11, 15,
-        16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31};
+    alignas(64) static constexpr uint16_t kPairUp[32] = {0,  4,  1,  5,  2,  6,  3,  7,  8,  12, 9,
+                                                         13, 10, 14, 11, 15, 16, 20, 17, 21, 18, 22,
+                                                         19, 23, 24, 28, 25, 29, 26, 30, 27, 31};
     const __m512i order = _mm512_load_si512(kPairUp);
     const auto of_rows = [](const float* at) {
         return reinterpret_cast<Native>(_mm512_broadcast_f32x4(_mm_loadu_ps(at)));
