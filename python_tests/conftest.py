@@ -1,10 +1,14 @@
 """Fixtures. `backend` runs a test once per backend that is here (see backends.py)."""
 
+import os
 import pathlib
 import sys
 
 import pytest
 
+# Several test runs share the cores: threads of OpenMP that spin while they wait (the default) take most of the
+# time of small tensors from the others.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import backends  # noqa: E402

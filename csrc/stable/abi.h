@@ -19,6 +19,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "types.h"
@@ -37,6 +38,11 @@ std::string dtype_text(const Tensor& t);  // of any tensor, as torch spells it: 
 Tensor empty_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 Tensor zeros_on(const Tensor& like, const std::vector<int64_t>& sizes, DType dtype);
 
+template <class... Outputs, size_t... I>
+std::tuple<Outputs...> outputs_of(const StableIValue* stack, std::index_sequence<I...>) {
+    return std::tuple<Outputs...>{torch::stable::detail::to<Outputs>(stack[I])...};
+}
+
 // Calls another op of this library through the dispatcher; name with its namespace (SPECDEC_OP_NAME). Its
 // errors lose their text on the way: check first.
 template <class... Outputs, class... Args>
@@ -44,8 +50,7 @@ std::tuple<Outputs...> call_op(const char* name, const Args&... args) {
     constexpr size_t kIn = sizeof...(Args), kOut = sizeof...(Outputs);
     std::array<StableIValue, (kIn > kOut ? kIn : kOut)> stack{torch::stable::detail::from(args)...};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
-    size_t i = 0;
-    return std::tuple<Outputs...>{torch::stable::detail::to<Outputs>(stack[i++])...};
+    return outputs_of<Outputs...>(stack.data(), std::index_sequence_for<Outputs...>{});
 }
 
 // One op call on one backend: makes the tensors' device current, knows the stream, and in emulated

@@ -23,14 +23,17 @@ SPECDEC_HD uint32_t node_bit(int64_t node, int64_t word) {
 }
 
 // Links the nodes 1 .. num_nodes-1 that lie in the tree, inside(node), to their parents, parent_of(node):
-// siblings in ascending order. Both arrays hold -1 for every node before.
+// siblings in ascending order. Both arrays hold -1 for every node before. A parent that is none is passed
+// over: where cu_rows decreases, another thread may have written what inside(node) reads.
 template <class Link, class Inside, class ParentOf>
 inline void link_children(int64_t num_nodes, const Inside& inside, const ParentOf& parent_of,
                           Link* first_child, Link* next_sibling) {
     // From the last node up, every node becomes the head of its parent's list.
     for (int64_t node = num_nodes - 1; node > 0; --node) {
         if (!inside(node)) continue;
-        Link& head = first_child[parent_of(node)];
+        const int64_t parent = parent_of(node);
+        if (parent < 0 || parent >= node) continue;
+        Link& head = first_child[parent];
         next_sibling[node] = head;
         head = static_cast<Link>(node);
     }
