@@ -18,7 +18,7 @@ from oracles import sample as sample_oracle
 
 from specdec_ext._philox import ACCEPT, BONUS, DRAFT, RESIDUAL, SAMPLE, uniform
 
-BATCH, VOCAB, ROUNDS = 150, 6, 3
+BATCH, TREES, VOCAB, ROUNDS = 150, 80, 6, 3
 
 # What each rule draws: at the anchor's position all but SAMPLE, which is at the row's own.
 PURPOSES = {
@@ -52,7 +52,7 @@ def case_of(rule):
     if kind == "tree":
         children, method = names
         case = trees.random_case(
-            BATCH, VOCAB, 8, seed=4, children=children, method=method, with_controls=False,
+            TREES, VOCAB, 8, seed=4, children=children, method=method, with_controls=False,
             bad=False, scale=0.7,
         )  # fmt: skip
         return {**case, "draft_temperature": None, "max_depth": 3}
@@ -174,13 +174,13 @@ def test_no_key_is_used_twice(monkeypatch, rule):
     starts one position behind the last token that came out."""
     case = dict(case_of(rule))
     case["seeds"] = torch.full_like(case["seeds"], 7)
-    case["positions"] = torch.arange(BATCH) * 1000
+    case["positions"] = torch.arange(len(case["seeds"])) * 1000
     keys = []
     for _ in range(ROUNDS):
         some, more = recorded(monkeypatch, rule, case)
         keys += more
         case["positions"] = case["positions"] + torch.tensor([1 + accepted_in(d) for d in some])
-    assert len(keys) > ROUNDS * BATCH // 2
+    assert len(keys) > ROUNDS * len(case["seeds"]) // 2
     assert len(set(keys)) == len(keys)
 
 

@@ -175,6 +175,7 @@ DOT_BUGS = [
      "if (true) {\n"
      "        interleave_values(t.v, t.v_dim, t.view.count, t.ahead, w.values);\n        add_values_few",
      ATTENTION_TESTS),
+    ("dot-few-negative-scale-as-plain", PAIRS_FEW, " && scale.factor > 0.0f", "", ATTENTION_TESTS),
     ("dot-few-cap-forgotten", PAIRS_FEW, "if (scale.cap != 0.0f) x = soft_cap(x, scale.cap);", "",
-     ATTENTION_TESTS),
+     MASK_TESTS),
 ]  # fmt: skip
