@@ -316,9 +316,12 @@ int64_t markov_draft_scratch_bytes(const MarkovDraftParams& p) {
     return 2 * markov_set_bytes(p) + markov_vector_bytes(p) + markov_bound_bytes(p);
 }
 
-Status markov_draft(const MarkovDraftParams& p, Stream stream) {
+Status markov_draft(const MarkovDraftParams& call, Stream stream) {
     constexpr int64_t kMaxBlocks = 0x7fffffff;
-    if (p.batch > kMaxBlocks) return Status{1, "more requests than a CUDA grid holds"};
+    if (call.batch > kMaxBlocks) return Status{1, "more requests than a CUDA grid holds"};
+    MarkovDraftParams p = call;
+    // Codes are loaded by 16 bytes.
+    if (reinterpret_cast<uintptr_t>(p.table.codes) % 16 != 0) p.table.codes = nullptr;
     const int64_t row_bytes = p.w2.stride * dtype_size(p.w2.dtype);
     ScanArgs args;
     args.p = p;
