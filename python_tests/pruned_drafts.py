@@ -9,7 +9,7 @@ import specdec_ext
 POSITIONAL = ["base_logits", "anchor_ids", "w1", "w2", "seeds", "positions"]
 KINDS = [
     "plain", "plain", "near", "near", "ties", "flat", "minus", "nan", "plus", "huge", "tiny", "w2 inf",
-    "w1 nan", "anchor", "mixed",
+    "w1 nan", "anchor", "mixed", "outside",
 ]  # fmt: skip
 
 
@@ -49,7 +49,12 @@ def random_case(seed, big=True):
     def pick(*some):
         return some[int(torch.randint(0, len(some), (1,), generator=g))]
 
-    vocab = pick(1, 5, 16, 17, 50, 511, 513, 700, *([1025, 1600] if big else []))
+    kind = pick(*KINDS)
+    vocab = (
+        600
+        if kind == "outside"
+        else pick(1, 5, 16, 17, 50, 511, 513, 700, *([1025, 1600] if big else []))
+    )
     weights = pick(torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)
     case = oracle.random_case(
         g,
@@ -62,12 +67,11 @@ def random_case(seed, big=True):
         dtype=pick(torch.float32, torch.bfloat16, torch.float16),
         weights=weights,
         confidence=pick(True, False),
-        columns=pick(None, None, max(1, vocab // 2)),
+        columns=300 if kind == "outside" else pick(None, None, max(1, vocab // 2)),
         scale=pick(0.0, 1.0, 5.0),
     )
     w1, w2, base = case["w1"], case["w2"], case["base_logits"]
     case["temperature"][:] = pick(0.0, -1.0, float("nan"))
-    kind = pick(*KINDS)
     at = int(torch.randint(0, len(w2), (1,), generator=g))
     if kind == "near":
         noise = torch.randn(w2.shape, generator=g) * 2e-3
@@ -96,6 +100,8 @@ def random_case(seed, big=True):
         case["anchor_ids"][0] = at % len(w1)
     elif kind == "anchor":
         case["anchor_ids"][-1] = pick(-1, vocab)
+    elif kind == "outside":  # a column without a target id, which would win by far
+        case["d2t"][at], base[:, :, at] = 10**6, 90.0
     elif kind == "mixed":
         case["temperature"][-1] = 0.7
     return case

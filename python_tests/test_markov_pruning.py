@@ -1,5 +1,7 @@
 """markov_draft with a table of w2: the tokens and confidences of the call without one, bit for bit."""
 
+import os
+
 import backends
 import pruned_drafts
 import pytest
@@ -25,13 +27,14 @@ def assert_equal(mine, theirs, what=""):
 
 # --- Dense and pruned -------------------------------------------------------------------------------
 COUNTS = {"cpu": 300, "emu": 150, "cuda": 300}
+FUZZED = int(os.environ.get("SPECDEC_FUZZ_DRAFTS", "0"))  # `make fuzz`
 
 
 def test_same_tokens_with_a_table(backend):
     """Over heads, types, ranks, odd vocabularies and maps; ties, rows that differ by less than a step of their codes,
     flat rows that prune nothing, NaN and infinities anywhere, requests that sample."""
     plain = backends.get("cpu") if backend.emulated else backend
-    for seed in range(COUNTS.get(backend.name, 24)):
+    for seed in range(FUZZED or COUNTS.get(backend.name, 24)):
         case = random_case(seed, big=backend.name in COUNTS)
         assert_equal(pruned(backend, case), run(plain, case), f"case {seed}")
 
