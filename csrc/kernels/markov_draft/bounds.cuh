@@ -157,8 +157,8 @@ struct ColumnBounds {
 __device__ __forceinline__ ColumnBounds column_bounds(const float* row, int dot,
                                                       const TurnedVector& v, float base) {
     const float near = row[0] * v.scale * static_cast<float>(dot);
-    const float error = fmaf(row[kMarkovTile], v.norm, row[2 * kMarkovTile] * v.lost) +
-                        kMarkovUnderflow;
+    const float error =
+        fmaf(row[kMarkovTile], v.norm, row[2 * kMarkovTile] * v.lost) + kMarkovUnderflow;
     return ColumnBounds{base + (near - error), base + (near + error)};
 }
 
@@ -242,15 +242,15 @@ __global__ void __launch_bounds__(kBoundThreads, 2)
         const int requests =
             static_cast<int>(p.batch - first < kBoundGroup ? p.batch - first : kBoundGroup);
         if (!args.resolves) {
-            const float* marks =
-                scratch_of(p, args.k).y + p.batch * markov_padded_rank(p) + first;
+            const float* marks = scratch_of(p, args.k).y + p.batch * markov_padded_rank(p) + first;
             for (int64_t i = threadIdx.x; i < requests * words; i += kBoundThreads) {
                 const bool here = marks[i / words] > 0.0f;
                 shared_words[i] = here ? scratch.words[first * words + i] : 0;
             }
             if (threadIdx.x < requests) {
                 alive[threadIdx.x] = marks[threadIdx.x] > 0.0f ? 1 : 0;
-                if (alive[threadIdx.x] != 0) turned[threadIdx.x] = scratch.turned[first + threadIdx.x];
+                if (alive[threadIdx.x] != 0)
+                    turned[threadIdx.x] = scratch.turned[first + threadIdx.x];
             }
         }
         __syncthreads();
@@ -268,8 +268,8 @@ __global__ void __launch_bounds__(kBoundThreads, 2)
 #pragma unroll
                 for (int n = 0; n < kBoundVectors; ++n) {
                     if (n >= count || alive[some + n] == 0) continue;
-                    const float least = bound_tile(p, first + some + n, args.k, tile, dots[n],
-                                                   turned[some + n]);
+                    const float least =
+                        bound_tile(p, first + some + n, args.k, tile, dots[n], turned[some + n]);
                     low[n] = fmaxf(low[n], least);
                 }
             }

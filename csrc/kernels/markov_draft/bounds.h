@@ -23,10 +23,11 @@ constexpr int64_t kMarkovTableWidth = 1024;  // of turned rows, at most
 constexpr float kMarkovHugeNorm = 1e15f;     // products of these stay far from overflow
 
 struct MarkovTable {
-    const int8_t* codes;  // [tiles, width / 4, 16, 4] of q: column of the tile, then four of its numbers
-    const float* rows;    // [tiles, 3, 16]: s, |e|, |s q|
-    const float* turn;    // [width] signs, over the root of the size of their transform
-    int64_t width;        // of turned rows: the rank, with zeros up to a multiple of 4
+    const int8_t*
+        codes;  // [tiles, width / 4, 16, 4] of q: column of the tile, then four of its numbers
+    const float* rows;  // [tiles, 3, 16]: s, |e|, |s q|
+    const float* turn;  // [width] signs, over the root of the size of their transform
+    int64_t width;      // of turned rows: the rank, with zeros up to a multiple of 4
 };
 
 // A vector y, turned and rounded: its scale t, |y| and |f|.

@@ -106,11 +106,12 @@ void dot_codes_plain(const int8_t* codes, int64_t words, const CodedVector* vect
     const __m256i ones = _mm256_set1_epi16(1);
     for (int64_t w = 0; w < words; ++w) {
         _Pragma("GCC unroll 2") for (int half = 0; half < 2; ++half) {
-            const __m256i word = _mm256_loadu_si256(
-                reinterpret_cast<const __m256i*>(codes + w * 64 + half * 32));
+            const __m256i word =
+                _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + w * 64 + half * 32));
             const __m256i size = _mm256_abs_epi8(word);
             _Pragma("GCC unroll 4") for (int i = 0; i < kCount; ++i) {
-                const __m256i other = _mm256_sign_epi8(_mm256_set1_epi32(vectors[i].words[w]), word);
+                const __m256i other =
+                    _mm256_sign_epi8(_mm256_set1_epi32(vectors[i].words[w]), word);
                 const __m256i pairs = _mm256_maddubs_epi16(size, other);
                 sum[i][half] = _mm256_add_epi32(sum[i][half], _mm256_madd_epi16(pairs, ones));
             }
@@ -152,8 +153,9 @@ struct TileBounds {
 // rows: s, |e| and |s q| of the tile; base: U of its columns.
 SPECDEC_SIMD TileBounds tile_bounds(const float* rows, I16 dots, const TurnedVector& v, V16 base) {
     const V16 near = load(rows) * set1(v.scale) * to_floats(dots);
-    const V16 error = fma(load(rows + kLanes), set1(v.norm), load(rows + 2 * kLanes) * set1(v.lost)) +
-                      set1(kMarkovUnderflow);
+    const V16 error =
+        fma(load(rows + kLanes), set1(v.norm), load(rows + 2 * kLanes) * set1(v.lost)) +
+        set1(kMarkovUnderflow);
     return TileBounds{base + (near - error), base + (near + error)};
 }
 
@@ -203,7 +205,8 @@ class Pruning {
     // After all chunks of a step.
     void set_limits() {
         for (int64_t b = 0; b < p_.batch; ++b) {
-            limit_[b] = *std::max_element(low_.begin() + b * chunks_, low_.begin() + (b + 1) * chunks_);
+            limit_[b] =
+                *std::max_element(low_.begin() + b * chunks_, low_.begin() + (b + 1) * chunks_);
         }
     }
     bool can_win(int64_t b, int64_t tile) const {

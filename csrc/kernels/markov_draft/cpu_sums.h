@@ -6,6 +6,7 @@
 #include "params.h"
 #include "simd.h"
 #include "softmax.h"
+#include "vocab_tile.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {

@@ -275,8 +275,9 @@ __global__ void __launch_bounds__(kThreads, 2)
     __syncthreads();
     if (threadIdx.x < kWarpSize) {
         const BoundScratch s = bound_scratch_of(p);
-        turn_vector(p, [&](int64_t i) { return y[y_place(p, i)]; }, work, s.words + b * words_of(p),
-                    s.turned + b);
+        turn_vector(
+            p, [&](int64_t i) { return y[y_place(p, i)]; }, work, s.words + b * words_of(p),
+            s.turned + b);
     }
 }
 
