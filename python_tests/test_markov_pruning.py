@@ -88,24 +88,24 @@ def test_bounds_hold_where_rounding_loses_most(backend, lost_by):
         truth = (w2.double() @ y.double()).tolist()
         unseen = (truth[1] - coded[1]) - (truth[0] - coded[0])
         base = torch.tensor([coded[1] - coded[0] + 0.9 * unseen, 0.0])
+        # Far apart, among columns that cannot win: most tiles must go, or all of them are computed.
+        vocab = 200
+        ends, apart = [0, vocab - 1], torch.full((1, 1, vocab), -1e30)
+        apart[0, 0, ends] = base.float()
+        far = torch.zeros(vocab, width)
+        far[ends] = w2
         case = {
-            "base_logits": base.float().view(1, 1, 2),
+            "base_logits": apart,
             "anchor_ids": torch.zeros(1, dtype=torch.int64),
-            "w1": torch.stack([y, y]),
-            "w2": w2,
+            "w1": y.repeat(vocab, 1),
+            "w2": far,
             "seeds": torch.zeros(1, dtype=torch.int64),
             "positions": torch.zeros(1, dtype=torch.int64),
-            "vocab_size": 2,
+            "vocab_size": vocab,
             "temperature": torch.zeros(1),
         }
-        # Columns of different tiles: padding between them that cannot win.
-        apart = torch.full((1, 1, 40), -1e30)
-        apart[0, 0, 0], apart[0, 0, 39] = base[0], base[1]
-        far = torch.zeros(40, width)
-        far[0], far[39] = w2[0], w2[1]
-        case |= {"base_logits": apart, "w2": far, "w1": y.repeat(40, 1), "vocab_size": 40}
         dense = run(backend, case)
-        assert dense[0].tolist() == [[39]]
+        assert dense[0].tolist() == [[vocab - 1]]
         wrong += coded[0] + float(base[0]) > coded[1]
         assert_equal(pruned(backend, case), dense, f"case {seed}")
     assert wrong  # by their codes alone, the first one would have won

@@ -53,13 +53,17 @@ class Drafts {
             parallel_for(0, p_.batch, plain ? 64 : 1, [&](int64_t begin, int64_t end) {
                 for (int64_t b = begin; b < end; ++b) prepare(b, k);
             });
-            if (prunes()) {
+            bool pruned = prunes();
+            if (pruned) {
+                const auto here = [&](int64_t b) { return alive(b); };
                 parallel_for(0, chunks_, 4 * grain, [&](int64_t begin, int64_t end) {
                     for (int64_t chunk = begin; chunk < end; ++chunk) {
-                        pruning_->bound(k, chunk, [&](int64_t b) { return alive(b); });
+                        pruning_->bound(k, chunk, here);
                     }
                 });
-                pruning_->set_limits();
+                pruned = pruning_->set_limits(here);
+            }
+            if (pruned) {
                 parallel_for(0, chunks_, 4 * grain, [&](int64_t begin, int64_t end) {
                     for (int64_t chunk = begin; chunk < end; ++chunk) scan_tiles(k, chunk);
                 });
