@@ -38,6 +38,7 @@ help:
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
 	@echo "make seeded-bugs   every seeded bug must be caught (slow; make check runs a sample)"
 	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 1,000)"
+	@echo "                   and 2,000 batches of drafts, dense and pruned"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
 	@echo "make format        formats C++ and Python sources"
 
@@ -73,9 +74,12 @@ test-asan: $(VENV)/package $(VENV)/tests $(ASAN_LIBS)
 seeded-bugs: $(VENV)/package $(VENV)/tests $(ASAN_LIBS)
 	$(PY) cpp_tests/seeded_bugs/run.py $(SEEDED_BUGS)
 
-# Emulated CUDA kernels of sample, verify_chain and verify_tree against the CPU kernels, token for token.
+# Emulated CUDA kernels of sample, verify_chain and verify_tree against the CPU kernels, token for token; those of
+# markov_draft bit for bit, without and with a table.
 fuzz: $(VENV)/package $(VENV)/tests $(EMU_LIBS)
 	SPECDEC_FUZZ_BATCHES=10000 SPECDEC_BACKENDS=cpu,emu $(PYTEST) python_tests/test_mixed_batches.py
+	SPECDEC_FUZZ_DRAFTS=2000 SPECDEC_BACKENDS=cpu,emu $(PYTEST) python_tests/test_markov_draft.py \
+		python_tests/test_markov_pruning.py -k "same_bits or same_tokens_with"
 
 # Compiles every CUDA kernel, fails on any register spill and on machine code without tensor cores or
 # asynchronous copies where they belong; needs nvcc, says so when it is absent.

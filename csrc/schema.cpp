@@ -56,8 +56,9 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor? gate_weight=None, Tensor? gate_bias=None, Tensor? joint_weight=None, "
         "Tensor? joint_bias=None, Tensor? confidence_weight=None, float confidence_bias=0.0, "
         "Tensor? sts_temperature=None, Tensor? temperature=None, Tensor? d2t=None, "
-        "bool d2t_is_offset=True, bool return_logits=False) -> (Tensor tokens, Tensor logprob, "
-        "Tensor lse, Tensor confidence, Tensor logits)");
+        "bool d2t_is_offset=True, bool return_logits=False, Tensor[]? prepared=None, "
+        "bool return_logprobs=True) -> (Tensor tokens, Tensor logprob, Tensor lse, "
+        "Tensor confidence, Tensor logits)");
     // What the drafts of verify_chain(markov=) were drawn from.
     m.def(
         "_markov_logits(Tensor base_logits, Tensor input_ids, Tensor cu_rows, Tensor w1, Tensor "

@@ -97,6 +97,11 @@ LAW_ERROR = 1e-6
 FORMULA_ERROR = 1e-12
 
 
+# A bound of a prepared head is above what rounding loses by this much at most, relative to the row: float32
+# sums of up to 1024 products, twice.
+BOUND_SLACK = 2.0**-12
+
+
 def assert_formula(got, wanted, what="value", error=FORMULA_ERROR):
     """A float64 formula, or a list of them, against another way to the same number."""
     got, wanted = np.asarray(got, dtype=np.float64), np.asarray(wanted, dtype=np.float64)

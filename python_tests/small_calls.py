@@ -127,13 +127,19 @@ def call(op, ops, seed=0, dtype=torch.float32):
     if op == "markov_draft":
         from oracles import markov_draft as oracle
 
+        from specdec_ext import prepare_markov
+
         out = []
         for head, batch in (("vanilla", 3), ("vanilla", 11), ("gated", 2), ("rnn", 3)):
             case = oracle.random_case(
                 g, batch, 3, vocab=1100, rank=40, head=head, dtype=dtype, weights=dtype
             )
             names = ("base_logits", "anchor_ids", "w1", "w2", "seeds", "positions")
-            out += ops.markov_draft(*[case.pop(name) for name in names], **case)
+            tensors = [case.pop(name) for name in names]
+            out += ops.markov_draft(*tensors, **case)
+            greedy = {"temperature": torch.zeros(batch), "return_logits": False}
+            greedy |= {"prepared": list(prepare_markov(tensors[3])), "return_logprobs": False}
+            out += ops.markov_draft(*tensors, **case | greedy)
         return out
     if op == "schedule_prefix":
         confidence = 0.3 + 0.7 * torch.rand(40, 7, generator=g)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import pathlib
 
 import backends
@@ -27,6 +28,7 @@ import specdec_ext
 POSITIONAL = ["base_logits", "anchor_ids", "w1", "w2", "seeds", "positions"]
 HEADS = ["vanilla", "gated", "rnn"]
 CASES = pathlib.Path(__file__).parent / "cases"
+FUZZED = int(os.environ.get("SPECDEC_FUZZ_DRAFTS", "0"))
 
 
 def run(backend, case):
@@ -454,8 +456,8 @@ def test_instruction_sets_give_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("other", [name for name in backends.available() if name != "cpu"])
 def test_cpu_and_cuda_have_the_same_bits(other):
-    """Every output, over heads, types, ranks, odd vocabularies, ties and NaN."""
-    rounds = 400 if other in ("emu", "cuda") else 24
+    """Every output, over heads, types, ranks, odd vocabularies, ties and NaN. `make fuzz` runs more."""
+    rounds = FUZZED or (400 if other in ("emu", "cuda") else 24)
     cpu, cuda = backends.get("cpu"), backends.get(other)
     for seed in range(rounds):
         g = seeded(1000 + seed)

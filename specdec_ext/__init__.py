@@ -34,12 +34,14 @@ from specdec_ext.ops import (  # noqa: E402
     verify_chain,
     verify_tree,
 )
+from specdec_ext.prune import PreparedHead, prepare_markov  # noqa: E402
 from specdec_ext.trees import tree_from_paths  # noqa: E402
 
 __version__ = build_info().get("version", "0+unknown")
 
 __all__ = [
     "Calibration",
+    "PreparedHead",
     "SamplingControls",
     "StepTable",
     "append_kv",
@@ -56,6 +58,7 @@ __all__ = [
     "next_round",
     "op_names",
     "philox4x32",
+    "prepare_markov",
     "profile_steps",
     "row_linear",
     "sample",

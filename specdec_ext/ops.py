@@ -15,6 +15,8 @@ from specdec_ext._fakes import CONTROLS, fake
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from specdec_ext.prune import PreparedHead
+
 _ops = torch.ops.specdec
 
 
@@ -249,6 +251,8 @@ def markov_draft(
     d2t: Tensor | None = None,
     d2t_is_offset: bool = True,
     return_logits: bool = False,
+    prepared: list[Tensor] | PreparedHead | None = None,
+    return_logprobs: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Draw the drafts of a block one after the other with a DSpark head (arXiv 2607.05147, Eq. 4-6).
 
@@ -287,11 +291,15 @@ def markov_draft(
         d2t: int64 ``[Vd]``: column i is the target id ``i + d2t[i]`` (``d2t[i]`` without d2t_is_offset); a
             column whose id is outside the vocabulary never comes out.
         return_logits: also return what was drawn from, for ``verify_chain(draft_logits=)``.
+        prepared: ``prepare_markov(w2)``. With return_logprobs=False and return_logits=False, steps in which no
+            request samples then read the table of 8-bit codes and the rows of w2 that can win, instead of all
+            of w2: the same tokens and confidences, bit for bit. Otherwise it is not used.
+        return_logprobs: False leaves out logprob and lse, which need every logit.
 
     Returns:
         tokens: ``[B, G]`` target ids, dtype of anchor_ids.
-        logprob: float32 ``[B, G]``, of each token under the law it was drawn from.
-        lse: float32 ``[B, G]``, ``logsumexp(logits / temperature)`` of that law.
+        logprob: float32 ``[B, G]``, of each token under the law it was drawn from; ``[0]`` if not asked for.
+        lse: float32 ``[B, G]``, ``logsumexp(logits / temperature)`` of that law; ``[0]`` if not asked for.
         confidence: float32 ``[B, G]``, ``sigmoid((confidence_weight @ [h; e] + bias) / sts)``; 1 without weight.
         logits: float32 ``[B, G, V']`` before temperature, -inf outside of the law; ``[0]`` if not asked for.
 
@@ -319,6 +327,8 @@ def markov_draft(
         d2t=d2t,
         d2t_is_offset=d2t_is_offset,
         return_logits=return_logits,
+        prepared=None if prepared is None else list(prepared),
+        return_logprobs=return_logprobs,
     )
 
 
@@ -341,12 +351,19 @@ def markov_draft(
     temperature="float32 [B]",
 )
 def _markov_draft_fake(base_logits, anchor_ids, w1, w2, seeds, positions, **options):
+    for tensor in options.get("prepared") or ():
+        if tensor.device != base_logits.device:
+            raise RuntimeError(
+                "specdec::markov_draft: prepared: wanted the device of base_logits, "
+                f"got {tensor.device}"
+            )
     batch, drafts, width = base_logits.shape
     shape = (batch, drafts, width) if options.get("return_logits", False) else (0,)
+    numbers = (batch, drafts) if options.get("return_logprobs", True) else (0,)
     return (
         anchor_ids.new_empty((batch, drafts)),
-        base_logits.new_empty((batch, drafts), dtype=torch.float32),
-        base_logits.new_empty((batch, drafts), dtype=torch.float32),
+        base_logits.new_empty(numbers, dtype=torch.float32),
+        base_logits.new_empty(numbers, dtype=torch.float32),
         base_logits.new_empty((batch, drafts), dtype=torch.float32),
         base_logits.new_empty(shape, dtype=torch.float32),
     )

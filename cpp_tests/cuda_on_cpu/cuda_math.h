@@ -182,6 +182,16 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     }
     return result;
 }
+// Four products of signed bytes, added to c.
+inline int __dp4a(int a, int b, int c) {
+    unsigned sum = static_cast<unsigned>(c);
+    for (int i = 0; i < 4; ++i) {
+        const int product = static_cast<int8_t>(static_cast<unsigned>(a) >> (8 * i)) *
+                            static_cast<int8_t>(static_cast<unsigned>(b) >> (8 * i));
+        sum += static_cast<unsigned>(product);
+    }
+    return static_cast<int>(sum);
+}
 inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>((((static_cast<uint64_t>(high) << 32) | low) << (shift & 31)) >>
                                  32);

@@ -5,6 +5,7 @@ SCHEDULE_CPU = "csrc/kernels/schedule_prefix/cpu.cpp"
 RULES = "csrc/kernels/schedule_prefix/params.h"
 SCHEDULE_TESTS = "python_tests/test_schedule_prefix.py"
 MARKOV = "csrc/kernels/markov_draft/cuda.cu"
+PRODUCTS = "csrc/kernels/markov_draft/products.cuh"
 SETTLE = "csrc/kernels/markov_draft/settle.cuh"
 MARKOV_CPU = "csrc/kernels/markov_draft/cpu.cpp"
 MARKOV_RULES = "csrc/kernels/markov_draft/params.h"
@@ -144,13 +145,13 @@ BUGS = [
      "(logit + p.confidence_bias)", "plain", "", f"{MARKOV_TESTS}::oracle"),
     ("markov-confidence-of-ended-kept", MARKOV_RULES,
      "if (pick.token < 0) p.confidence[at] = 0.0f;", "", "plain", "", f"{MARKOV_TESTS}::bad_row"),
-    ("markov-other-tree", MARKOV, "(sum[0] + sum[2]) + (sum[1] + sum[3])",
+    ("markov-other-tree", PRODUCTS, "(sum[0] + sum[2]) + (sum[1] + sum[3])",
      "(sum[0] + sum[1]) + (sum[2] + sum[3])", "plain", "", f"{MARKOV_TESTS}::same_bits"),
     ("markov-sum-not-fused", SETTLE, "sum = fmaf(to_float(weights[k]), x_of(k), sum);",
      "sum = to_float(weights[k]) * x_of(k) + sum;", "plain", "", f"{MARKOV_TESTS}::same_bits"),
     ("markov-exp-of-other-steps", EXACT, "p = fused(p, f, kPower4);", "p = p * f + kPower4;", "plain",
      "", f"{MARKOV_TESTS}::same_bits"),
-    ("markov-group-overwrites", MARKOV, "__syncthreads();  // the next group overwrites z and alive",
+    ("markov-group-overwrites", MARKOV, "__syncthreads();  // the next group overwrites z, alive and needed",
      "//", "hooks", RACE_SHARED, MARKOV_COUNTED),
     ("markov-products-without-barrier", MARKOV,
      "        __syncthreads();\n\n        // 3. Logits and statistics.",
@@ -172,6 +173,6 @@ BUGS = [
     ("cpu-markov-later-ties", MARKOV_CPU, "while (z[column] != peak) ++column;",
      "column = n - 1;\n            while (z[column] != peak) --column;", "cpu", "",
      f"{MARKOV_TESTS}::greedy"),
-    ("cpu-markov-chunk-of-another", MARKOV_CPU, "finish_logits(b, k, place.index, z);",
-     "finish_logits(b, 0, place.index, z);", "cpu", "", f"{MARKOV_TESTS}::oracle"),
+    ("cpu-markov-chunk-of-another", MARKOV_CPU, "finish_logits(b, k, begin, n, z);\n\n        // 3.",
+     "finish_logits(b, 0, begin, n, z);\n\n        // 3.", "cpu", "", f"{MARKOV_TESTS}::oracle"),
 ]  # fmt: skip

@@ -13,6 +13,7 @@ import attention
 import cpu
 import dspark
 import keys
+import pruning
 import rounds
 import row_linear
 import tree_ops
@@ -326,6 +327,7 @@ _OTHERS = [
         *rounds.BUGS,
         *row_linear.BUGS,
         *dspark.BUGS,
+        *pruning.BUGS,
     ]
 ]
 

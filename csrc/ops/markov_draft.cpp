@@ -1,6 +1,7 @@
 // markov_draft(base_logits [B, G, >= V'], anchor_ids [B], w1 [V1, r], w2 [V', r], seeds [B], positions [B], *,
 //              vocab_size, head, hidden, gate_*, joint_*, confidence_*, sts_temperature, temperature, d2t,
-//              return_logits) -> (tokens, logprob, lse, confidence [B, G], logits [B, G, V'] or [0])
+//              return_logits, prepared, return_logprobs) -> (tokens, logprob, lse (both [0] if not asked for),
+//              confidence [B, G], logits [B, G, V'] or [0])
 // The drafts of a block, one after the other: kernels/markov_draft/params.h.
 #include "markov_draft/params.h"
 
@@ -30,6 +31,35 @@ MarkovHead head_of(const std::string& name) {
     fail(kOp, "head", "wanted \"vanilla\", \"gated\" or \"rnn\", got \"", name, "\"");
 }
 
+// prepared is (codes, rows, turn) of prepare_markov, of a w2 of these rows and rank.
+void check_prepared(const TensorList& prepared, const Tensor& w2, const Tensor& base_logits) {
+    check_option(prepared.size() == 3, kOp, "prepared", "(codes, rows, turn) of prepare_markov",
+                 prepared.size());
+    const auto arg = [&](const char* name, int i) {
+        return Arg(kOp, name, prepared[i]).same_device(base_logits, "base_logits");
+    };
+    const int64_t width = (w2.size(1) + 3) / 4 * 4;
+    check_option(width <= kMarkovTableWidth, kOp, "prepared", "none for a rank above 1024",
+                 w2.size(1));
+    const int64_t tiles = (w2.size(0) + kMarkovTile - 1) / kMarkovTile;
+    constexpr const char* kCodes = "prepared[0] (codes)";
+    const Arg codes = arg(kCodes, 0);
+    codes.dims(4, "[tiles, r / 4, 16, 4]").size(0, tiles, "rows of w2 / 16");
+    codes.size(1, width / 4, "r of w2 / 4").size(2, kMarkovTile, "columns of a tile").dense();
+    codes.size(3, 4, "numbers of a word");
+    if (dtype_text(prepared[0]) != "int8") {
+        fail(kOp, kCodes, "wanted dtype int8, got ", dtype_text(prepared[0]));
+    }
+    const Arg rows = arg("prepared[1] (rows)", 1);
+    rows.dims(3, "[tiles, 3, 16]").dtype({DType::kF32}).size(0, tiles, "rows of w2 / 16");
+    rows.size(1, 3, "scale and two norms").size(2, kMarkovTile, "columns of a tile").dense();
+    arg("prepared[2] (turn)", 2)
+        .dims(1, "[r]")
+        .dtype({DType::kF32})
+        .size(0, width, "r of w2, in whole words")
+        .dense();
+}
+
 Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const Tensor& w1,
                     const Tensor& w2, const Tensor& seeds, const Tensor& positions,
                     int64_t vocab_size, const std::string& head, const OptionalTensor& hidden,
@@ -37,7 +67,8 @@ Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const T
                     const OptionalTensor& joint_weight, const OptionalTensor& joint_bias,
                     const OptionalTensor& confidence_weight, double confidence_bias,
                     const OptionalTensor& sts_temperature, const OptionalTensor& temperature,
-                    const OptionalTensor& d2t, bool d2t_is_offset, bool return_logits) {
+                    const OptionalTensor& d2t, bool d2t_is_offset, bool return_logits,
+                    const std::optional<TensorList>& prepared, bool return_logprobs) {
     // 1. Validate.
     const auto floats = {DType::kF32, DType::kF16, DType::kBF16};
     const MarkovHead which = head_of(head);
@@ -125,12 +156,16 @@ Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const T
             .dense();
     }
     if (temperature) per_request("temperature", *temperature).dtype({DType::kF32}).dense();
+    if (prepared) check_prepared(*prepared, w2, base_logits);
 
     // 2. Allocate.
     const int64_t width = base_logits.size(2);
     Tensor tokens = empty_on(base_logits, {batch, steps}, anchor_arg.type());
-    Tensor logprob = empty_on(base_logits, {batch, steps}, DType::kF32);
-    Tensor lse = empty_on(base_logits, {batch, steps}, DType::kF32);
+    const auto numbers = [&](bool wanted) {
+        return wanted ? empty_on(base_logits, {batch, steps}, DType::kF32)
+                      : empty_on(base_logits, {0}, DType::kF32);
+    };
+    Tensor logprob = numbers(return_logprobs), lse = numbers(return_logprobs);
     Tensor confidence = empty_on(base_logits, {batch, steps}, DType::kF32);
     Tensor logits = return_logits ? empty_on(base_logits, {batch, steps, width}, DType::kF32)
                                   : empty_on(base_logits, {0}, DType::kF32);
@@ -180,11 +215,19 @@ Result markov_draft(const Tensor& base_logits, const Tensor& anchor_ids, const T
     p.d2t = static_cast<const int64_t*>(list("d2t", d2t));
     p.d2t_is_offset = d2t_is_offset;
     p.tokens = launch.out_data("tokens", tokens);
-    p.logprob = static_cast<float*>(launch.out_data("logprob", logprob));
-    p.lse = static_cast<float*>(launch.out_data("lse", lse));
+    if (return_logprobs) {
+        p.logprob = static_cast<float*>(launch.out_data("logprob", logprob));
+        p.lse = static_cast<float*>(launch.out_data("lse", lse));
+    }
     p.confidence = static_cast<float*>(launch.out_data("confidence", confidence));
     p.logits = return_logits ? static_cast<float*>(launch.out_data("logits", logits)) : nullptr;
     p.width = width;
+    if (prepared && !return_logprobs && !return_logits) {
+        p.table.codes = static_cast<const int8_t*>(launch.in_data("codes", (*prepared)[0]));
+        p.table.rows = static_cast<const float*>(launch.in_data("rows", (*prepared)[1]));
+        p.table.turn = static_cast<const float*>(launch.in_data("turn", (*prepared)[2]));
+        p.table.width = (rank + 3) / 4 * 4;
+    }
 
     // 4. Run.
     run(launch, base_logits, p);

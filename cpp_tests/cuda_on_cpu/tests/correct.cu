@@ -257,6 +257,11 @@ __global__ void warp_kernel(const int* in, int* out) {
     put(__syncthreads_and(x < 1000));
 }
 
+__global__ void dot_bytes_kernel(const int* a, const int* b, int* out) {
+    const int i = static_cast<int>(threadIdx.x);
+    out[i] = __dp4a(a[i], b[i], 100 * i);
+}
+
 cu::LaunchCfg config(dim3 grid, dim3 block, size_t smem = 0, bool cooperative = false) {
     cu::LaunchCfg cfg;
     cfg.grid = grid;
@@ -313,4 +318,8 @@ EMU_ENTRY correct_named(const int* in, int* out, int rounds) {
 
 EMU_ENTRY correct_warp(const int* in, int* out) {
     return cu::launch(config(dim3(1), dim3(32)), warp_kernel, in, out).code;
+}
+
+EMU_ENTRY correct_dot_bytes(const int* a, const int* b, int* out) {
+    return cu::launch(config(dim3(1), dim3(64)), dot_bytes_kernel, a, b, out).code;
 }

@@ -116,3 +116,12 @@ def test_warp_functions(emu, schedule):
     ]
     for row, expected in enumerate(want):
         assert (out[row] == expected).all(), row
+
+
+def test_dot_bytes(emu, schedule):
+    a, b = np.random.default_rng(6).integers(-128, 128, (2, 64, 4)).astype(np.int8)
+    a[0], b[0] = -128, -128
+    a[1], b[1] = 127, -128
+    out = np.full(64, -1, np.int32)
+    emu.run("correct_dot_bytes", a.view(np.int32)[:, 0].copy(), b.view(np.int32)[:, 0].copy(), out)
+    assert (out == (a.astype(int) * b).sum(1) + 100 * np.arange(64)).all()

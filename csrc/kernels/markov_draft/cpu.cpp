@@ -2,16 +2,18 @@
 // Work: threads share the requests of a step's states and tokens, and the chunks of 512 columns of its pass.
 // In a chunk, blocks of outputs and requests stay in registers: a row of W2 is read from memory for the
 // first requests and from cache for the others. No row of logits is kept: a draw computes its chunk again.
-// Bytes moved per step: W2 and the base logits once (and the logits, where they are asked for, written).
+// With a table, a step of greedy requests first goes over its codes, for the upper bound of every tile of 16 columns
+// and the largest lower bound of all, and then over the rows of W2 of the tiles that can win.
+// Bytes moved per step: W2 (or the table) and the base logits once (and the logits, where they are asked for, written).
 // Determinism: params.h defines every sum; threads, batch and instruction set enter none of them.
 #include <algorithm>
+#include <optional>
 #include <vector>
 
-#include "dispatch.h"
+#include "cpu_bounds.h"
+#include "cpu_sums.h"
 #include "dot_rows.h"
 #include "parallel.h"
-#include "params.h"
-#include "softmax.h"
 #include "vocab_tile.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
@@ -21,97 +23,7 @@ constexpr int kOutputs = 3;  // of a block of several requests
 constexpr int kRequests = kNativeLanes == 16 ? 8 : 4;
 constexpr int kSoloOutputs = kNativeLanes == 16 ? 16 : 8;  // of a block of one request
 
-// --- 1. Dots of the heads -------------------------------------------------------------------------
-// 32 lanes, k = l, l + 32, ..
-template <class T>
-float dot32_of(const T* w, const float* x, int64_t size) {
-    V16 low = set1(0.0f), high = set1(0.0f);
-    int64_t k = 0;
-    for (; k + 2 * kLanes <= size; k += 2 * kLanes) {
-        low = fma(load(w + k), load(x + k), low);
-        high = fma(load(w + k + kLanes), load(x + k + kLanes), high);
-    }
-    if (k < size) {
-        alignas(64) float lanes[2 * kLanes];
-        store(lanes, low);
-        store(lanes + kLanes, high);
-        for (int l = 0; k + l < size; ++l) lanes[l] = fused(to_float(w[k + l]), x[k + l], lanes[l]);
-        low = load(static_cast<const float*>(lanes));
-        high = load(static_cast<const float*>(lanes + kLanes));
-    }
-    return sum_lanes(low + high);
-}
-
-float dot32(const void* w, DType dtype, const float* x, int64_t size) {
-    float sum = 0.0f;
-    dispatch_float(dtype, [&](auto tag) {
-        sum = dot32_of(static_cast<const typename decltype(tag)::type*>(w), x, size);
-    });
-    return sum;
-}
-
-// --- 2. Statistics and draws ------------------------------------------------------------------------
-// z[0..n): logits of a chunk; -inf behind them up to a multiple of 32.
-ChunkStats chunk_stats(const float* z, int64_t n, float scale) {
-    V16 most = set1(kMinusInfinity);
-    I16 good = set1(-1);
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const V16 x = load(z + i);
-        most = max(x, most);
-        good = good & (x < set1(-kMinusInfinity));
-    }
-    ChunkStats stats{max_lanes(most), 0.0f};
-    if (!all_lanes(good)) stats.max = -kMinusInfinity;
-    if (stats.max == kMinusInfinity || stats.max == -kMinusInfinity) return stats;
-    V16 low = set1(0.0f), high = set1(0.0f);
-    const V16 from = set1(stats.max), by = set1(scale);
-    for (int64_t i = 0; i < n; i += 2 * kLanes) {
-        low = low + exp2_nonpositive((load(z + i) - from) * by);
-        high = high + exp2_nonpositive((load(z + i + kLanes) - from) * by);
-    }
-    stats.sum = sum_lanes(low + high);
-    return stats;
-}
-
-// Numbers in rows of 32: the sum, and the place of a number among them.
-struct Rows32 {
-    const float* mass;  // zeros behind the last up to a multiple of 32
-    int64_t count;
-
-    float row(int64_t i) const { return sum_lanes(load(mass + i) + load(mass + i + kLanes)); }
-    double total() const {
-        double sum = 0.0;
-        for (int64_t i = 0; i < count; i += 2 * kLanes) sum += row(i);
-        return sum;
-    }
-    // Half-open buckets; where rounding lets the walk fall off the end, the last place with mass.
-    struct Place {
-        int64_t index;
-        double fraction;
-    };
-    Place find(double target) const {
-        int64_t chosen = 0;
-        for (int64_t i = 0; i < count; i += 2 * kLanes) {
-            const double sum = row(i);
-            if (sum > 0.0) chosen = i;
-            if (sum > target) break;
-            target -= sum;
-        }
-        Place place{chosen, 1.0};
-        for (int64_t i = chosen; i < chosen + 2 * kLanes; ++i) {
-            const double here = mass[i];
-            if (here > 0.0) place.index = i;
-            if (here > target) {
-                place.fraction = target / here;
-                break;
-            }
-            target -= here;
-        }
-        return place;
-    }
-};
-
-// --- 3. A block of drafts -----------------------------------------------------------------------------
+// --- A block of drafts -----------------------------------------------------------------------------
 template <class W>
 class Drafts {
   public:
@@ -128,21 +40,39 @@ class Drafts {
         for (int64_t c = 0; c < p.columns && p.d2t != nullptr; ++c) {
             outside_ = outside_ || markov_token(p, c) < 0;
         }
+        if (p.table.codes != nullptr) pruning_.emplace(p, outside_);
     }
 
     void run() {
         const int64_t weight_bytes =
             kMarkovChunk * std::max<int64_t>(p_.rank, 1) * static_cast<int64_t>(sizeof(W));
         const int64_t grain = std::max<int64_t>(1, (int64_t{128} << 10) / weight_bytes);
-        const bool plain = p_.head == MarkovHead::kVanilla && !p_.has_confidence;
+        const bool plain =
+            p_.head == MarkovHead::kVanilla && !p_.has_confidence && !pruning_.has_value();
         for (int64_t k = 0; k < p_.steps; ++k) {
             parallel_for(0, p_.batch, plain ? 64 : 1, [&](int64_t begin, int64_t end) {
                 for (int64_t b = begin; b < end; ++b) prepare(b, k);
             });
-            parallel_for(0, chunks_, grain, [&](int64_t begin, int64_t end) {
-                std::vector<float> z(p_.batch * kMarkovChunk);
-                for (int64_t chunk = begin; chunk < end; ++chunk) scan(k, chunk, z.data());
-            });
+            bool pruned = prunes();
+            if (pruned) {
+                const auto here = [&](int64_t b) { return alive(b); };
+                parallel_for(0, chunks_, 4 * grain, [&](int64_t begin, int64_t end) {
+                    for (int64_t chunk = begin; chunk < end; ++chunk) {
+                        pruning_->bound(k, chunk, here);
+                    }
+                });
+                pruned = pruning_->set_limits(here);
+            }
+            if (pruned) {
+                parallel_for(0, chunks_, 4 * grain, [&](int64_t begin, int64_t end) {
+                    for (int64_t chunk = begin; chunk < end; ++chunk) scan_tiles(k, chunk);
+                });
+            } else {
+                parallel_for(0, chunks_, grain, [&](int64_t begin, int64_t end) {
+                    std::vector<float> z(p_.batch * kMarkovChunk);
+                    for (int64_t chunk = begin; chunk < end; ++chunk) scan(k, chunk, z.data());
+                });
+            }
             if (p_.follows) return;
             parallel_for(0, p_.batch, 1, [&](int64_t begin, int64_t end) {
                 for (int64_t b = begin; b < end; ++b) settle(b, k);
@@ -152,6 +82,14 @@ class Drafts {
 
   private:
     bool alive(int64_t b) const { return is_token(p_, before_[b]); }
+    // Not beside a request that samples: that one needs all of W2.
+    bool prunes() const {
+        bool greedy = pruning_.has_value();
+        for (int64_t b = 0; greedy && b < p_.batch; ++b) {
+            greedy = !alive(b) || markov_law(p_, b).greedy;
+        }
+        return greedy;
+    }
     float* y(int64_t b) { return y_.data() + b * padded_; }
     const float* y(int64_t b) const { return y_.data() + b * padded_; }
 
@@ -204,6 +142,9 @@ class Drafts {
                 break;
             }
         }
+        if (pruning_) {
+            pruning_->turn(b, [&](int64_t i) { return y(b)[Widened<W>::place(i)]; });
+        }
     }
 
     float confidence(int64_t k, const float* hidden, const float* e) const {
@@ -253,9 +194,8 @@ class Drafts {
             }
         }
     }
-    void dot_chunk(int64_t first, int64_t requests, int64_t chunk, float* z) const {
-        const int64_t begin = chunk * kMarkovChunk;
-        const int64_t n = std::min(kMarkovChunk, p_.columns - begin);
+    // Of n columns from begin on.
+    void dot_columns(int64_t first, int64_t requests, int64_t begin, int64_t n, float* z) const {
         int64_t c = 0;
         const auto take = [&](auto count) {
             constexpr int kCount = decltype(count)::value;
@@ -274,9 +214,7 @@ class Drafts {
     }
 
     // Products to logits; -inf for columns outside of the law and behind the last one.
-    void finish_logits(int64_t b, int64_t k, int64_t chunk, float* z) const {
-        const int64_t begin = chunk * kMarkovChunk;
-        const int64_t n = std::min(kMarkovChunk, p_.columns - begin);
+    void finish_logits(int64_t b, int64_t k, int64_t begin, int64_t n, float* z) const {
         dispatch_float(p_.logits_dtype, [&](auto tag) {
             const auto* base = static_cast<const typename decltype(tag)::type*>(base_row(p_, b, k));
             int64_t i = 0;
@@ -290,14 +228,33 @@ class Drafts {
     }
 
     void scan(int64_t k, int64_t chunk, float* z) {
-        dot_chunk(0, p_.batch, chunk, z);
         const int64_t begin = chunk * kMarkovChunk;
         const int64_t n = std::min(kMarkovChunk, p_.columns - begin);
+        dot_columns(0, p_.batch, begin, n, z);
         for (int64_t b = 0; b < p_.batch; ++b, z += kMarkovChunk) {
             if (!alive(b)) continue;
-            finish_logits(b, k, chunk, z);
+            finish_logits(b, k, begin, n, z);
             if (p_.logits != nullptr) std::copy(z, z + n, logits_row(p_, b, k) + begin);
-            stats_[b * chunks_ + chunk] = chunk_stats(z, n, markov_law(p_, b).scale);
+            const MarkovLaw law = markov_law(p_, b);
+            stats_[b * chunks_ + chunk] = chunk_stats(z, n, law.scale, needs_sum(p_, law));
+        }
+    }
+
+    // Statistics of a chunk from its tiles that can hold the largest logit.
+    void scan_tiles(int64_t k, int64_t chunk) {
+        const int64_t end = std::min((chunk + 1) * kMarkovChunk, p_.columns);
+        for (int64_t b = 0; b < p_.batch; ++b) {
+            if (!alive(b)) continue;
+            float most = kMinusInfinity;
+            for (int64_t begin = chunk * kMarkovChunk; begin < end; begin += kMarkovTile) {
+                if (!pruning_->can_win(b, begin / kMarkovTile)) continue;
+                alignas(64) float z[2 * kMarkovTile];
+                const int64_t n = std::min(kMarkovTile, end - begin);
+                dot_columns(b, 1, begin, n, z);
+                finish_logits(b, k, begin, n, z);
+                most = std::max(most, chunk_stats(z, n, 1.0f, false).max);
+            }
+            stats_[b * chunks_ + chunk] = ChunkStats{most, 0.0f};
         }
     }
 
@@ -315,8 +272,9 @@ class Drafts {
         if (peak == kMinusInfinity || peak == -kMinusInfinity) return markov_end();
 
         // 1. The row's sum, from its chunks.
+        const bool summed = needs_sum(p_, law);
         std::vector<float> masses((chunks_ + 31) / 32 * 32);
-        for (int64_t c = 0; c < chunks_; ++c) {
+        for (int64_t c = 0; summed && c < chunks_; ++c) {
             masses[c] = stats[c].sum * exp2_of((stats[c].max - peak) * law.scale);
         }
         const Rows32 row{masses.data(), chunks_};
@@ -333,8 +291,8 @@ class Drafts {
         const int64_t begin = place.index * kMarkovChunk;
         const int64_t n = std::min(kMarkovChunk, p_.columns - begin);
         alignas(64) float z[kMarkovChunk];
-        dot_chunk(b, 1, place.index, z);
-        finish_logits(b, k, place.index, z);
+        dot_columns(b, 1, begin, n, z);
+        finish_logits(b, k, begin, n, z);
 
         // 3. A column of it.
         int64_t column = 0;
@@ -350,7 +308,9 @@ class Drafts {
             const Rows32 entries{weights, n};
             column = entries.find(place.fraction * entries.total()).index;
         }
-        return markov_pick(markov_token(p_, begin + column), law, z[column], peak, log2_of(total));
+        const int64_t token = markov_token(p_, begin + column);
+        if (!summed) return MarkovPick{token, 0.0f, 0.0f};
+        return markov_pick(token, law, z[column], peak, log2_of(total));
     }
 
     const MarkovDraftParams& p_;
@@ -361,6 +321,7 @@ class Drafts {
     std::vector<float> state_;      // [B, rank]
     std::vector<float> y_;          // [B + a block, padded_], widened for W
     std::vector<ChunkStats> stats_;
+    std::optional<Pruning> pruning_;
 };
 
 }  // namespace

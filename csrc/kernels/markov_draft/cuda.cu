@@ -3,6 +3,8 @@
 //   registers and go through the requests of the batch; then a warp per request takes the chunk's
 //   statistics. Vanilla heads and up to 8 requests: each block first resolves the step before by itself (a warp
 //   per request), so that a step is one launch, and one block more reports it.
+//   With a table and greedy requests alone, a bound launch goes before the scan, and the scan computes the tiles of
+//   columns that can win (bounds.cuh).
 //   Settle launch, a block per request: the last tokens; before every scan with other heads or more
 //   requests, where it computes y too.
 //   Bytes moved per step: W2 and the base logits once from memory (a chunk of W2 again from L2 for every 32
@@ -12,7 +14,9 @@
 
 #include <type_traits>
 
+#include "bounds.cuh"
 #include "dispatch.h"
+#include "products.cuh"
 #include "settle.cuh"
 
 namespace specdec::cuda {
@@ -21,7 +25,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 constexpr int kRowsPerWarp = 8;    // of W2 at a time: four threads each
-constexpr int kStepSize = 32;      // of the rank: 16 lanes, two elements each
 constexpr int kHeldSteps = 8;      // of aligned bf16 rows that stay in registers: a rank of 256
 constexpr int kGroup = 32;         // requests whose logits lie in shared memory
 constexpr int kResolved = kWarps;  // requests that every block resolves by itself
@@ -50,82 +53,16 @@ struct ScanArgs {
     ScanPlan plan;
     int64_t k;
     bool resolves;  // the step before, in the prologue
+    bool prunes;    // there are bounds of this step, unless a request samples
     bool aligned;   // rows of W2 are whole steps from multiples of 16 bytes
 };
 
 // --- Products -------------------------------------------------------------------------------------
-// Elements of one step of a row that thread `quarter` of four has, for lanes 4 quarter .. 4 quarter + 3: of bf16
-// eight neighbours, a pair per lane; else four neighbours, and the four 16 places on.
-template <class T>
-struct alignas(16) StepWeights {
-    static constexpr bool kPairs = std::is_same_v<T, bf16>;
-    T x[8];
-
-    __device__ __forceinline__ float first(int i) const { return to_float(x[kPairs ? 2 * i : i]); }
-    __device__ __forceinline__ float second(int i) const {
-        return to_float(x[kPairs ? 2 * i + 1 : 4 + i]);
-    }
-};
-template <class T>
-struct alignas(4 * sizeof(T)) Pack {
-    T x[4];
-};
-
-template <class T>
-__device__ __forceinline__ StepWeights<T> load_step(const T* row, int64_t step, int64_t rank,
-                                                    int quarter, bool aligned) {
-    using Weights = StepWeights<T>;
-    const int64_t k = step * kStepSize;
-    if (aligned) {
-        if constexpr (Weights::kPairs) {
-            return *reinterpret_cast<const Weights*>(row + k + 8 * quarter);
-        } else {
-            const T* at = row + k + 4 * quarter;
-            Weights w;
-            *reinterpret_cast<Pack<T>*>(w.x) = *reinterpret_cast<const Pack<T>*>(at);
-            *reinterpret_cast<Pack<T>*>(w.x + 4) = *reinterpret_cast<const Pack<T>*>(at + 16);
-            return w;
-        }
-    }
-    Weights w;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int64_t at =
-            k + (Weights::kPairs ? 8 * quarter + i : 4 * quarter + i % 4 + i / 4 * 16);
-        w.x[i] = at < rank ? row[at] : from_float<T>(0.0f);
-    }
-    return w;
-}
-
-template <class T>
-__device__ __forceinline__ void add_step(const StepWeights<T>& w, const float* y, int64_t step,
-                                         int quarter, float (&sum)[4]) {
-    const float* at = y + step * kStepSize + 4 * quarter;
-    const float4 low = *reinterpret_cast<const float4*>(at);
-    const float4 high = *reinterpret_cast<const float4*>(at + 16);
-    sum[0] = fmaf(low.x, w.first(0), sum[0]);
-    sum[1] = fmaf(low.y, w.first(1), sum[1]);
-    sum[2] = fmaf(low.z, w.first(2), sum[2]);
-    sum[3] = fmaf(low.w, w.first(3), sum[3]);
-    sum[0] = fmaf(high.x, w.second(0), sum[0]);
-    sum[1] = fmaf(high.y, w.second(1), sum[1]);
-    sum[2] = fmaf(high.z, w.second(2), sum[2]);
-    sum[3] = fmaf(high.w, w.second(3), sum[3]);
-}
-
-// The tree of sum_lanes: (l, l + 8), (l, l + 4), (l, l + 2), (0, 1). Lanes 4 q .. 4 q + 3 are thread q's.
-__device__ __forceinline__ float fold_sums(float (&sum)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += warp_exchange(sum[i], 2);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += warp_exchange(sum[i], 1);
-    return (sum[0] + sum[2]) + (sum[1] + sum[3]);
-}
-
-// z[request, column of the chunk] = W2[column] . y[request], for the requests of a group.
+// z[request, column of the chunk] = W2[column] . y[request], for the requests of a group and the tiles of the chunk that
+// they need, a bit each.
 template <class T, bool kHeld>
 __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, const float* y,
-                                          int requests, float* z) {
+                                          int requests, const unsigned* needed, float* z) {
     const MarkovDraftParams& p = args.p;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -134,8 +71,12 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
     const int64_t steps = padded / kStepSize;
     const int64_t begin = chunk * kMarkovChunk;
     const int64_t n = p.columns - begin < kMarkovChunk ? p.columns - begin : kMarkovChunk;
+    unsigned some = args.prunes ? 0u : ~0u;
+    for (int b = 0; args.prunes && b < requests; ++b) some |= needed[b];
 #pragma unroll 1
     for (int64_t first = warp * kRowsPerWarp; first < n; first += kWarps * kRowsPerWarp) {
+        const unsigned tile = 1u << (first / kMarkovTile);
+        if ((some & tile) == 0) continue;
         const int64_t column = first + lane / 4;
         const int64_t row = begin + (column < n ? column : n - 1);
         const T* w2 = static_cast<const T*>(row_of(p.w2, row));
@@ -148,6 +89,7 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
         }
 #pragma unroll 1
         for (int b = 0; b < requests; ++b) {
+            if (args.prunes && (needed[b] & tile) == 0) continue;
             float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             if constexpr (kHeld) {
 #pragma unroll
@@ -168,20 +110,30 @@ __device__ __forceinline__ void dot_chunk(const ScanArgs& args, int64_t chunk, c
 }
 
 // --- Statistics -----------------------------------------------------------------------------------
-// Logits of a chunk of one request, and what later steps need of them. By a whole warp.
+// Logits of a chunk of one request, and what later steps need of them; tiles that are not needed are as good as -inf.
+// By a whole warp.
 __device__ __forceinline__ void finish_chunk(const ScanArgs& args, int64_t b, int64_t chunk,
-                                             const float* dots) {
+                                             const float* dots, unsigned needed) {
     constexpr int kPerLane = static_cast<int>(kMarkovChunk) / kWarpSize;
     const MarkovDraftParams& p = args.p;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t begin = chunk * kMarkovChunk;
     const int64_t left = p.columns - begin - lane;
     const float infinity = bits_float(0x7f800000u);
+    if (needed == 0) {
+        if (lane == 0) {
+            scratch_of(p, args.k).stats[b * markov_chunks(p) + chunk] = ChunkStats{-infinity, 0.0f};
+        }
+        return;
+    }
+    const auto here = [&](int i) {
+        return i * kWarpSize < left && (needed >> (i * kWarpSize + lane) / kMarkovTile & 1u) != 0;
+    };
     float z[kPerLane];
     with_floats(base_row(p, b, args.k), p.logits_dtype, [&](const auto* base) {
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) {
-            z[i] = i * kWarpSize < left
+            z[i] = here(i)
                        ? dots[i * kWarpSize + lane] + to_float(base[begin + i * kWarpSize + lane])
                        : -infinity;
         }
@@ -204,10 +156,10 @@ __device__ __forceinline__ void finish_chunk(const ScanArgs& args, int64_t b, in
     }
     most = __any_sync(kFullMask, bad) != 0 ? infinity : warp_max(most);
     float sum = 0.0f;
-    if (most < infinity && most > -infinity) {
-        const float scale = markov_law(p, b).scale;
+    const MarkovLaw law = markov_law(p, b);
+    if (most < infinity && most > -infinity && needs_sum(p, law)) {
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) sum = sum + exp2_of((z[i] - most) * scale);
+        for (int i = 0; i < kPerLane; ++i) sum = sum + exp2_of((z[i] - most) * law.scale);
     }
     sum = warp_sum(sum);
     if (lane == 0) {
@@ -231,19 +183,12 @@ __device__ __forceinline__ void end_chunk(const ScanArgs& args, int64_t b, int64
 }
 
 // --- Kernels --------------------------------------------------------------------------------------
-// The token before step k, by a whole warp.
-CU_NOINLINE __device__ int64_t resolve_before(const MarkovDraftParams& p, int64_t b, int64_t k,
-                                              bool reports) {
-    const MarkovPick pick = pick_before(p, b, k);
-    if (reports) report_step(p, b, k, pick);
-    return pick.token;
-}
-
 template <class T, bool kHeld>
 __global__ void __launch_bounds__(kThreads, 2)
     markov_scan_kernel(const __grid_constant__ ScanArgs args) {
     CU_DYN_SHARED(memory);
     CU_SHARED(alive, int[kGroup]);
+    CU_SHARED(needed, unsigned[kGroup]);
     const MarkovDraftParams& p = args.p;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -269,6 +214,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
     }
 
+    const bool bounded = args.prunes && !some_request_samples(p);
     for (int64_t first = 0; first < p.batch; first += group) {
         const int requests = static_cast<int>(p.batch - first < group ? p.batch - first : group);
         const float* y = args.resolves ? shared_y : scratch_of(p, args.k).y + first * padded;
@@ -278,26 +224,36 @@ __global__ void __launch_bounds__(kThreads, 2)
             alive[threadIdx.x] = scratch_of(p, args.k).y[p.batch * padded + b] > 0.0f ? 1 : 0;
         }
         __syncthreads();
+        if (args.prunes) {
+            for (int b = warp; b < requests; b += kWarps) {
+                unsigned tiles = alive[b] != 0 ? ~0u : 0u;
+                if (bounded && tiles != 0) tiles = tiles_that_can_win(p, first + b, chunk);
+                if (lane == 0) needed[b] = tiles;
+            }
+            __syncthreads();
+        }
 
         // 2. Products, with every row of W2 once per group.
-        dot_chunk<T, kHeld>(args, chunk, y, requests, z);
+        dot_chunk<T, kHeld>(args, chunk, y, requests, needed, z);
         __syncthreads();
 
         // 3. Logits and statistics.
         for (int b = warp; b < requests; b += kWarps) {
             if (alive[b] != 0) {
-                finish_chunk(args, first + b, chunk, z + b * kMarkovChunk);
+                const unsigned tiles = args.prunes ? needed[b] : ~0u;
+                finish_chunk(args, first + b, chunk, z + b * kMarkovChunk, tiles);
             } else {
                 end_chunk(args, first + b, chunk);
             }
         }
-        __syncthreads();  // the next group overwrites z and alive
+        __syncthreads();  // the next group overwrites z, alive and needed
     }
 }
 
 __global__ void __launch_bounds__(kThreads, 2)
     markov_settle_kernel(const __grid_constant__ MarkovDraftParams p, int64_t k) {
     CU_SHARED(token, int64_t[1]);
+    CU_SHARED(work, float[kMarkovTableWidth]);
     const int64_t b = blockIdx.x;
     if (threadIdx.x < kWarpSize) {
         const int64_t before = resolve_before(p, b, k, true);
@@ -314,6 +270,14 @@ __global__ void __launch_bounds__(kThreads, 2)
         embed(p, token[0], y, static_cast<int>(threadIdx.x), kThreads);
     } else {
         head_output(p, b, k, token[0], y);
+    }
+    if (p.table.codes == nullptr || token[0] < 0) return;
+    __syncthreads();
+    if (threadIdx.x < kWarpSize) {
+        const BoundScratch s = bound_scratch_of(p);
+        turn_vector(
+            p, [&](int64_t i) { return y[y_place(p, i)]; }, work, s.words + b * words_of(p),
+            s.turned + b);
     }
 }
 
@@ -350,27 +314,35 @@ Status scan(const ScanArgs& args, Stream stream) {
 }  // namespace
 
 int64_t markov_draft_scratch_bytes(const MarkovDraftParams& p) {
-    return 2 * markov_set_bytes(p) +
-           p.batch * (markov_padded_rank(p) + 1) * static_cast<int64_t>(sizeof(float));
+    return 2 * markov_set_bytes(p) + markov_vector_bytes(p) + markov_bound_bytes(p);
 }
 
-Status markov_draft(const MarkovDraftParams& p, Stream stream) {
+Status markov_draft(const MarkovDraftParams& call, Stream stream) {
     constexpr int64_t kMaxBlocks = 0x7fffffff;
-    if (p.batch > kMaxBlocks) return Status{1, "more requests than a CUDA grid holds"};
+    if (call.batch > kMaxBlocks) return Status{1, "more requests than a CUDA grid holds"};
+    MarkovDraftParams p = call;
+    // Codes are loaded by 16 bytes.
+    if (reinterpret_cast<uintptr_t>(p.table.codes) % 16 != 0) p.table.codes = nullptr;
     const int64_t row_bytes = p.w2.stride * dtype_size(p.w2.dtype);
     ScanArgs args;
     args.p = p;
-    args.resolves = !p.follows && p.head == MarkovHead::kVanilla && p.batch <= kResolved &&
-                    p.columns > 0 && markov_padded_rank(p) <= kHeldSteps * kStepSize;
+    const bool resolves = !p.follows && p.head == MarkovHead::kVanilla && p.batch <= kResolved &&
+                          p.columns > 0 && markov_padded_rank(p) <= kHeldSteps * kStepSize;
+    args.prunes = p.table.codes != nullptr;
+    args.resolves = resolves && !args.prunes;
     args.plan = scan_plan(p, args.resolves);
     args.aligned = p.rank % kStepSize == 0 && row_bytes % 16 == 0 &&
                    reinterpret_cast<uintptr_t>(p.w2.data) % 16 == 0;
     for (args.k = 0; args.k < p.steps; ++args.k) {
-        if (!args.resolves) {
+        if (!resolves) {
             const Status status = settle(p, args.k, stream);
             if (!status.ok()) return status;
         }
         if (p.columns == 0) continue;
+        if (args.prunes) {
+            const Status status = bound(p, args.k, resolves, stream);
+            if (!status.ok()) return status;
+        }
         const Status status = scan(args, stream);
         if (!status.ok()) return status;
     }

@@ -8,6 +8,7 @@
 //     token    from softmax(z / T), by inverse CDF in the order of columns with the one number
 //              uniform_at(seed, position, k + 1, kDraft); or the argmax, lowest column on ties
 //     confidence  sigmoid((w . [h; e] + bias) / sts[k])
+//   With a table of w2, steps without a request that samples look at the columns that can win alone (bounds.h).
 //   A request ends (token -1 and zeros from there on) at a token outside [0, vocab_size) before a step
 //   or at a row with NaN, +inf or nothing finite.
 //
@@ -21,6 +22,7 @@
 //               are summed like the entries of a chunk, 32 at a time, rows of 32 in double from left to right
 #pragma once
 
+#include "bounds.h"
 #include "exact_math.h"
 #include "isa.h"
 #include "philox.h"
@@ -73,9 +75,10 @@ struct MarkovDraftParams {
     bool d2t_is_offset;
     bool follows;       // a chain: only logits are written, of one step; vanilla heads
     MarkovChain chain;  // if it does
+    MarkovTable table;  // of w2; without codes: none. Then neither logprob nor logits are asked for
     void* tokens;       // [B, G] in the dtype of anchor_ids
-    float* logprob;     // [B, G]
-    float* lse;         // [B, G]
+    float* logprob;     // [B, G] or nullptr
+    float* lse;         // [B, G] or nullptr
     float* confidence;  // [B, G]
     float* logits;      // [B, G, width] or nullptr
     int64_t width;      // of base_logits
@@ -84,6 +87,9 @@ struct MarkovDraftParams {
 
 SPECDEC_HD int64_t markov_chunks(const MarkovDraftParams& p) {
     return (p.columns + kMarkovChunk - 1) / kMarkovChunk;
+}
+SPECDEC_HD int64_t markov_tiles(const MarkovDraftParams& p) {
+    return (p.columns + kMarkovTile - 1) / kMarkovTile;
 }
 // Of y in its widened layout: whole steps of dot_rows.h.
 SPECDEC_HD int64_t markov_padded_rank(const MarkovDraftParams& p) {
@@ -166,6 +172,11 @@ SPECDEC_HD MarkovLaw markov_law(const MarkovDraftParams& p, int64_t b) {
     return MarkovLaw{greedy, used, exponent_scale(used)};
 }
 
+// Whether the sum of a row is of use: for its draw or for its numbers.
+SPECDEC_HD bool needs_sum(const MarkovDraftParams& p, const MarkovLaw& law) {
+    return !law.greedy || p.logprob != nullptr;
+}
+
 // Of a chunk: its largest logit (+inf: it holds NaN or +inf) and sum of 2^((z - max) scale).
 struct alignas(8) ChunkStats {
     float max, sum;
@@ -200,8 +211,10 @@ SPECDEC_HD void write_pick(const MarkovDraftParams& p, int64_t b, int64_t k,
     } else {
         static_cast<int32_t*>(p.tokens)[at] = static_cast<int32_t>(pick.token);
     }
-    p.logprob[at] = pick.logprob;
-    p.lse[at] = pick.lse;
+    if (p.logprob != nullptr) {
+        p.logprob[at] = pick.logprob;
+        p.lse[at] = pick.lse;
+    }
     if (pick.token < 0) p.confidence[at] = 0.0f;
 }
 

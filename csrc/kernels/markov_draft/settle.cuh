@@ -53,6 +53,12 @@ __device__ __forceinline__ MarkovScratch scratch_of(const MarkovDraftParams& p, 
     return s;
 }
 
+// y of all requests, then 1 or 0 each: whether it is alive.
+SPECDEC_HD int64_t markov_vector_bytes(const MarkovDraftParams& p) {
+    const int64_t floats = p.batch * (markov_padded_rank(p) + 1);
+    return (floats * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16;
+}
+
 // Where the logits of a row lie.
 __device__ __forceinline__ float* z_row(const MarkovDraftParams& p, int64_t b, int64_t k) {
     if (p.logits != nullptr) return logits_row(p, b, k);
@@ -123,7 +129,8 @@ __device__ __forceinline__ MarkovPick choose_token(const MarkovDraftParams& p, i
         const ChunkStats chunk = stats[c];
         return chunk.sum * exp2_of((chunk.max - peak) * law.scale);
     };
-    const double total = total_of_rows(chunks, mass_of);
+    const bool summed = needs_sum(p, law);
+    const double total = summed ? total_of_rows(chunks, mass_of) : 0.0;
 
     // 2. A chunk.
     Rows32Place place{0, 0.0};
@@ -161,7 +168,9 @@ __device__ __forceinline__ MarkovPick choose_token(const MarkovDraftParams& p, i
         const double sum = total_of_rows(n, weight_of);
         column = find_in_rows(n, place.fraction * sum, weight_of).index;
     }
-    return markov_pick(markov_token(p, begin + column), law, z[column], peak, log2_of(total));
+    const int64_t token = markov_token(p, begin + column);
+    if (!summed) return MarkovPick{token, 0.0f, 0.0f};
+    return markov_pick(token, law, z[column], peak, log2_of(total));
 }
 
 // What comes before step k.
@@ -237,6 +246,14 @@ __device__ __forceinline__ void report_step(const MarkovDraftParams& p, int64_t 
     if (p.follows || k >= p.steps || pick.token < 0) return;
     const float confidence = confidence_of(p, k, head_input(p, b, k, pick.token));
     if (lane == 0) p.confidence[b * p.steps + k] = confidence;
+}
+
+// The token before step k, by a whole warp.
+CU_NOINLINE __device__ inline int64_t resolve_before(const MarkovDraftParams& p, int64_t b,
+                                                     int64_t k, bool reports) {
+    const MarkovPick pick = pick_before(p, b, k);
+    if (reports) report_step(p, b, k, pick);
+    return pick.token;
 }
 
 // Columns past the last one are outside of the law. By a whole block.
