@@ -79,6 +79,13 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "tree_from_mask(Tensor tree_mask, Tensor cu_rows) -> (Tensor parents, Tensor depth, "
         "Tensor first_child, Tensor next_sibling, Tensor status)");
 
+    // Writes K (normalised and turned) and V of context rows to the caches of all draft layers.
+    m.def(
+        "inject_kv(Tensor kv, Tensor? k_norm_weight, Tensor cos, Tensor sin, Tensor positions, "
+        "Tensor slots, Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, *, float eps, "
+        "bool interleaved=False, Tensor? cu_rows=None, Tensor? commit_rows=None, "
+        "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
+
     // --- Round bookkeeping ---------------------------------------------------------------------
     // Writes this pass's K and V rows to their slots of a paged cache (quantising to fp8 caches).
     m.def(

@@ -7,6 +7,7 @@ import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
 from oracles import compact_kv as compact_oracle
+from oracles import inject_kv as inject_oracle
 from oracles import markov_draft as markov_oracle
 from oracles import next_round as round_oracle
 from oracles import schedule_prefix as schedule_oracle
@@ -29,6 +30,13 @@ CASES = {
         k_caches=[torch.zeros(10, 4, 2, 8)],
         v_caches=[],
     ),
+    "inject_kv": inject_oracle.random_case(G, head_dim=8, cache_dtype=torch.float8_e4m3fn)
+    | {
+        "cu_rows": torch.tensor([0, 7], dtype=torch.int32),
+        "commit_rows": torch.tensor([7], dtype=torch.int32),
+        "k_scale": torch.ones(3),
+        "v_scale": torch.ones(3, 3),
+    },
     "next_round": round_oracle.random_case(G),
     "verify_attention": dict(
         zip(
@@ -157,6 +165,11 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("verify_tree", "parents", 0),
         ("compact_kv", "path", 0),
         ("compact_kv", "num_accepted", 0),
+        ("inject_kv", "kv", 2),
+        ("inject_kv", "k_norm_weight", 0),
+        ("inject_kv", "sin", 1),
+        ("inject_kv", "slots", 0),
+        ("inject_kv", "commit_rows", 0),
         ("next_round", "seq_lens", 0),
         ("next_round", "block_table", 0),
         ("next_round", "max_len", 0),
