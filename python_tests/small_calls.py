@@ -98,6 +98,11 @@ def call(op, ops, seed=0, dtype=torch.float32):
         slots = torch.tensor([5, 6, 7, 8, 20, 21, 22, 1, 0, -1, 3])
         ops.compact_kv([*caches[:2]], [caches[2], hidden], slots, cu_rows.int(), path, counts.int())
         return [caches, hidden]
+    if op == "fuse_features":
+        hiddens = [torch.randn(11, n, generator=g).to(dtype) for n in (100, 64, 33)]
+        weight = torch.randn(700, 197, generator=g).to(dtype)
+        norm = weight[:, 0].contiguous()
+        return [ops.fuse_features(hiddens, weight, norm), ops.fuse_features(hiddens, weight)]
     if op == "inject_kv":
         from oracles import inject_kv as oracle
 

@@ -42,7 +42,10 @@ class Paged:
         )  # fmt: skip
 
     def fused(self, features):
-        return rms(torch.cat(features, -1) @ self.drafter.fc.T, self.drafter.hidden_norm)
+        d = self.drafter
+        features = [t.to(self.on) for t in features]
+        fc, norm = d.fc.to(self.on), d.hidden_norm.to(self.on)
+        return self.backend.ops.fuse_features(features, fc, norm, EPS).cpu()
 
     def inject(self, features, starts, cu_rows, commit_rows):
         """Rows of a verified pass, request by request."""

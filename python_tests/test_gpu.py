@@ -260,6 +260,7 @@ def test_no_host_sync():
     parents = case["input_ids"].int()  # any numbers
     lists, arguments = round_case(8)
     injected = inject_case(8, "cuda")
+    weight = torch.zeros(8, 2 * VOCAB, device="cuda").bfloat16()
     round_lists = [t.cuda() for t in lists], [t.cuda() for t in list(arguments.values())[:4]]
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -274,6 +275,9 @@ def test_no_host_sync():
         lists, plain = round_lists
         torch.ops.specdec.compact_kv([attention["k_cache"]], [attention["v_cache"]], *lists)
         inject(injected)
+        torch.ops.specdec.fuse_features(
+            [case["target_logits"]] * 2, weight, weight[:, 0].contiguous()
+        )
         torch.ops.specdec.next_round(*plain, page_size=4, block_len=6, mask_token_id=0)
     finally:
         torch.cuda.set_sync_debug_mode("default")

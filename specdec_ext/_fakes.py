@@ -78,15 +78,25 @@ def _tensors(specs, given):
             yield name, value, spec
 
 
+def _leader(op, name, value):
+    """A tensor, or the first one of a list, with its name."""
+    if not isinstance(value, (list, tuple)):
+        return name, value
+    if not value:
+        raise RuntimeError(f"specdec::{op}: {name}: wanted at least one tensor, got none")
+    return f"{name}[0]", value[0]
+
+
 def _check(op, specs, given):
     first = next(iter(specs))
+    first, leader = _leader(op, first, given[first])
     sizes = {name: value for name, value in given.items() if type(value) is int}
     for name, tensor, spec in _tensors(specs, given):
 
         def fail(wanted, got, name=name):
             raise RuntimeError(f"specdec::{op}: {name}: wanted {wanted}, got {got}")
 
-        if tensor.device != given[first].device:
+        if tensor.device != leader.device:
             fail(f"the device of {first}", tensor.device)
         dtypes, shape = spec.split(" ", 1)
         shapes = [[dim.strip() for dim in one[1:-1].split(",")] for one in shape.split(" or ")]
@@ -95,7 +105,7 @@ def _check(op, specs, given):
             fail(f"shape {shape}", list(tensor.shape))
         if dtypes == "any":
             continue
-        allowed = _DTYPES[dtypes] if dtypes in _DTYPES else (given[dtypes].dtype,)
+        allowed = _DTYPES.get(dtypes) or (_leader(op, dtypes, given[dtypes])[1].dtype,)
         if tensor.dtype not in allowed:
             wanted = " or ".join(str(dtype)[6:] for dtype in allowed)
             fail(f"dtype {wanted}", str(tensor.dtype)[6:])

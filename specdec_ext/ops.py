@@ -23,6 +23,7 @@ def op_names() -> list[str]:
     return [
         "append_kv",
         "compact_kv",
+        "fuse_features",
         "inject_kv",
         "markov_draft",
         "next_round",
@@ -136,6 +137,46 @@ def compact_kv(
 )
 def _compact_kv_fake(k_caches, v_caches, slots, cu_rows, path, num_accepted):
     return None
+
+
+def fuse_features(
+    hiddens: list[Tensor],
+    fc_weight: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Fuse hidden states of several target layers into the features that a drafter sees.
+
+    ``RMSNorm(torch.cat(hiddens, -1) @ fc_weight.T)`` without the concatenation, which is H_ctx of DFlash
+    (arXiv 2602.06036) and DSpark (arXiv 2607.05147), or without the norm, which is g of EAGLE-3 (arXiv
+    2503.01840). Sums are float32, in the order of `row_linear`; the norm is taken of them, and the result is
+    rounded once. Row r is bitwise the result of a call with that row alone, for any number of rows; without
+    norm it is the one of `row_linear` on the concatenation.
+
+    Args:
+        hiddens: 1 to 16 tensors ``[R, d_i]`` float32, float16 or bfloat16, of one dtype, each with a row
+            stride of its own and a dense last dimension, in the order of the columns of fc_weight.
+        fc_weight: ``[d, sum of d_i]``, dtype of hiddens, last dimension dense.
+        norm_weight: ``[d]`` float32, float16 or bfloat16, or None: no norm.
+        eps: added to the mean of squares, at least 0.
+
+    Returns:
+        y ``[R, d]``, dtype of hiddens.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.fuse_features(hiddens, fc_weight, norm_weight, eps)
+
+
+@fake(
+    "fuse_features",
+    hiddens="float [R, any]",
+    fc_weight="hiddens [d, any]",
+    norm_weight="float [d]",
+)
+def _fuse_features_fake(hiddens, fc_weight, norm_weight=None, eps=1e-6):
+    return fc_weight.new_empty(hiddens[0].shape[0], fc_weight.shape[0])
 
 
 def inject_kv(

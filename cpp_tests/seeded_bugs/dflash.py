@@ -6,7 +6,13 @@ INJECT_RULES = "csrc/kernels/inject_kv/params.h"
 STORE = "csrc/kernels/common/kv_store.h"
 INJECT_TESTS = "python_tests/test_inject_kv.py"
 INJECT_COUNTED = "python_tests/test_emulated_inject.py"
-INJECT_ROUNDS = "python_tests/test_dflash_rounds.py"
+FUSE = "csrc/kernels/fuse_features/cuda.cu"
+FUSE_CPU = "csrc/kernels/fuse_features/cpu.cpp"
+PARTS = "csrc/kernels/row_linear/params.h"
+LINEAR = "csrc/kernels/row_linear/cuda.cu"
+SQUARES = "csrc/kernels/common/squares.h"
+FUSE_TESTS = "python_tests/test_fuse_features.py"
+FUSE_COUNTED = "python_tests/test_emulated_linear.py"
 RACE_SHARED = "race on shared memory|uninitialised shared memory"
 BOUNDS = "out of bounds"
 
@@ -37,8 +43,8 @@ BUGS = [
      "x[c] = x[c] * weight[c];", "plain", "", f"{INJECT_TESTS}::oracle"),
     ("inject-weights-of-the-first-layer", INJECT, "weights + l * size, cos", "weights, cos", "plain", "",
      f"{INJECT_TESTS}::oracle"),
-    ("inject-weights-of-the-first-group", INJECT, "p.k_norm_weight.at(first_layer + l, c)",
-     "p.k_norm_weight.at(l, c)", "plain", "", f"{INJECT_TESTS}::layers"),
+    ("inject-weights-of-the-first-group", INJECT, "row_of(all, first_layer + l)",
+     "row_of(all, l)", "plain", "", f"{INJECT_TESTS}::layers"),
     ("inject-second-launch-of-first-caches", INJECT, "p.layers + args.first_layer", "p.layers", "plain", "",
      f"{INJECT_TESTS}::layers"),
     ("inject-v-with-scale-of-k", INJECT, "p.v_scale.layer(layer)[k - heads]",
@@ -60,6 +66,23 @@ BUGS = [
      "", "hooks", RACE_SHARED, f"{INJECT_TESTS}::oracle"),
     ("inject-uncommitted-rows-read", INJECT, "if (!is_committed(p.committed, row)) return;", "const bool committed = "
      "is_committed(p.committed, row);\n    if (!committed && p.kv.size[4] > 8) return;", "hooks", "", INJECT_COUNTED),
+    # Parts of k, and the norm.
+    ("fuse-part-that-ends-here", PARTS, "k >= begin[i + 1]", "k > begin[i + 1]", "plain", "",
+     f"{FUSE_TESTS}::concatenation"),
+    ("fuse-columns-of-a-part-from-its-start", PARTS, "+ (k - begin[i]), part[i]", "+ k % part[i].size[1], part[0]",
+     "plain", "", f"{FUSE_TESTS}::strides"),
+    ("fuse-alignment-of-the-first-part-only", LINEAR, "for (int i = 0; i < p.x.count; ++i) {",
+     "for (int i = 0; i < 1; ++i) {", "hooks", "misaligned|16 bytes|out of bounds", f"{FUSE_TESTS}::concatenation"),
+    ("fuse-elements-of-one-part", LINEAR, "*source.template column<T>(k + e).row(first + row)",
+     "column.row(first + row)[e]", "plain", "", f"{FUSE_TESTS}::concatenation"),
+    ("fuse-sums-rounded-before-the-norm", PARTS, "p.y.as<float>().at(row)[n] = sum;",
+     "p.y.as<float>().at(row)[n] = to_float(from_float<T>(sum));", "plain", "", f"{FUSE_TESTS}::rounded"),
+    ("fuse-mean-of-the-first-threads", FUSE, "for (int64_t n = threadIdx.x; n < size; n += kThreads) sum +=",
+     "for (int64_t n = threadIdx.x; n < size; n += size) sum +=", "hooks", "", f"{FUSE_COUNTED}::fuse"),
+    ("fuse-mean-of-columns-of-k", FUSE, "/ static_cast<float>(size)", "/ static_cast<float>(size + 1)", "plain", "",
+     f"{FUSE_TESTS}::oracle"),
+    ("fuse-eps-outside-the-root", FUSE, "sqrtf(mean + p.eps)", "(sqrtf(mean) + p.eps)", "plain", "",
+     f"{FUSE_TESTS}::finite"),
 ]  # fmt: skip
 
 # Of the CPU kernels: (id, file, old text, new text, tests).
@@ -74,6 +97,11 @@ CPU_BUGS = [
      f"{INJECT_TESTS}::oracle"),
     ("cpu-inject-commit-ignored", INJECT_CPU, "return p.committed.has(row, offsets);", "return offsets > 0;",
      f"{INJECT_TESTS}::commit"),
-    ("cpu-inject-half-of-the-sum", INJECT_CPU, "return sum_lanes(low + high);", "return 2.0f * sum_lanes(low);",
+    ("cpu-inject-half-of-the-sum", SQUARES, "return sum_lanes(low + high);", "return 2.0f * sum_lanes(low);",
      f"{INJECT_TESTS}::oracle"),
+    ("cpu-fuse-piece-over-a-border", PARTS, "if (first.left >= n) return first.row(r);",
+     "if (first.left >= 0) return first.row(r);", f"{FUSE_TESTS}::concatenation"),
+    ("cpu-fuse-rest-of-a-row-not-squared", SQUARES, "if (i < count) {", "if (false) {", f"{FUSE_TESTS}::oracle"),
+    ("cpu-fuse-eps-forgotten", FUSE_CPU, "mean + p.eps", "mean", f"{FUSE_TESTS}::finite"),
+    ("cpu-fuse-weight-not-applied", FUSE_CPU, "s[n] * factor * weight", "s[n] * factor", f"{FUSE_TESTS}::oracle"),
 ]  # fmt: skip

@@ -46,8 +46,8 @@ void check_caches(const TensorList& k_caches, const TensorList& v_caches, const 
     }
 }
 
-FloatMatrix float_matrix(Launch& launch, const char* name, const Tensor& t) {
-    return {launch.in_data(name, t), t.stride(0), *dtype_of(t)};
+FloatsView floats_view(Launch& launch, const char* name, const Tensor& t) {
+    return {launch.in_data(name, t), *dtype_of(t), t.stride(0)};
 }
 
 void inject_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, const Tensor& cos,
@@ -97,9 +97,9 @@ void inject_kv(const Tensor& kv, const OptionalTensor& k_norm_weight, const Tens
     }
     InjectKvParams p;
     p.kv = launch.in<5>("kv", kv);
-    if (k_norm_weight) p.k_norm_weight = float_matrix(launch, "k_norm_weight", *k_norm_weight);
-    p.cos = float_matrix(launch, "cos", cos);
-    p.sin = float_matrix(launch, "sin", sin);
+    if (k_norm_weight) p.k_norm_weight = floats_view(launch, "k_norm_weight", *k_norm_weight);
+    p.cos = floats_view(launch, "cos", cos);
+    p.sin = floats_view(launch, "sin", sin);
     p.max_position = cos.size(0);
     p.rotary_pairs = cos.size(1);
     p.positions = launch.index("positions", positions);

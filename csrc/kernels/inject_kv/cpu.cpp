@@ -2,8 +2,7 @@
 // Work: rows are spread over threads; all layers and heads of a row are written by one thread.
 // Bytes moved: kv and what is stored of it, each once; the norm weights once per thread, the angles of a
 // row once.
-// Determinism: the sum of squares has 32 lanes, of channels c = l, l + 32, .., added as a butterfly; the
-// rest are rounded products and sums, channel by channel. CUDA has the same steps and gives the same bits.
+// Determinism: the sum of squares has 32 lanes, of channels c = l, l + 32, .. (squares.h); the rest are rounded products and sums, channel by channel. CUDA has the same steps and gives the same bits.
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -11,17 +10,16 @@
 #include "dispatch.h"
 #include "parallel.h"
 #include "params.h"
-#include "simd.h"
+#include "squares.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-constexpr int kSumLanes = 32;
-
 // --- Steps ----------------------------------------------------------------------------------------
 
-void widen_row(const FloatMatrix& from, int64_t i, float* to, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) to[j] = from.at(i, j);
+void widen_row(const FloatsView& from, int64_t i, float* to, int64_t count) {
+    const void* row = row_of(from, i);
+    for (int64_t j = 0; j < count; ++j) to[j] = float_at(row, from.dtype, j);
 }
 
 template <class T>
@@ -29,17 +27,6 @@ void widen(const T* from, float* to, int64_t count) {
     int64_t c = 0;
     for (; c + kLanes <= count; c += kLanes) store(to + c, load(from + c));
     for (; c < count; ++c) to[c] = to_float(from[c]);
-}
-
-// x ends in zeros up to a multiple of kSumLanes.
-SPECDEC_SIMD float sum_of_squares(const float* x, int64_t count) {
-    V16 low = set1(0.0f), high = set1(0.0f);
-    for (int64_t c = 0; c < count; c += kSumLanes) {
-        const V16 a = load(x + c), b = load(x + c + kLanes);
-        low = low + a * a;
-        high = high + b * b;
-    }
-    return sum_lanes(low + high);
 }
 
 SPECDEC_SIMD void scale_channels(float* x, float factor, const float* weight, int64_t count) {

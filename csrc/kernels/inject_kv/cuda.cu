@@ -177,13 +177,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const int stride = (size + 3) / 4 * 4;
     float* rows = cu::smem_at<float>(memory, args.smem.rows, kWarps * stride);
     for_matrix(1, static_cast<int>(p.rotary_pairs), [&](int i, int, int j) {
-        cos[i] = p.cos.at(position, j);
-        sin[i] = p.sin.at(position, j);
+        cos[i] = float_at(row_of(p.cos, position), p.cos.dtype, j);
+        sin[i] = float_at(row_of(p.sin, position), p.sin.dtype, j);
     });
     const int64_t first_layer = args.first_layer + first;
     for_matrix(layers, size, [&](int i, int l, int c) {
+        const FloatsView& all = p.k_norm_weight;
         weights[i] =
-            p.k_norm_weight.data == nullptr ? 1.0f : p.k_norm_weight.at(first_layer + l, c);
+            all.data == nullptr ? 1.0f : float_at(row_of(all, first_layer + l), all.dtype, c);
     });
     for_matrix(layers, 2 * heads, [&](int i, int l, int k) {
         const int64_t layer = first_layer + l;

@@ -7,30 +7,12 @@
 //   outside the tables, or the row is not among the first commit_rows of its request.
 #pragma once
 
+#include "floats_view.h"
 #include "isa.h"
 #include "kv_store.h"
 #include "rows.h"
 
 namespace specdec {
-
-// A matrix of float32, fp16 or bf16 that is read element by element.
-struct FloatMatrix {
-    const void* data = nullptr;
-    int64_t row_stride = 0;
-    DType dtype = DType::kF32;
-
-    SPECDEC_HD float at(int64_t i, int64_t j) const {
-        const int64_t place = i * row_stride + j;
-        switch (dtype) {
-            case DType::kF16:
-                return to_float(static_cast<const f16*>(data)[place]);
-            case DType::kBF16:
-                return to_float(static_cast<const bf16*>(data)[place]);
-            default:
-                return static_cast<const float*>(data)[place];
-        }
-    }
-};
 
 struct LayerCache {
     View<void, 4> k;  // [num_pages, page_size, Hkv, D], any strides
@@ -60,10 +42,10 @@ constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxKvHeads = 4096;
 
 struct InjectKvParams {
-    View<const void, 5> kv;     // [R, L, 2, Hkv, D]
-    FloatMatrix k_norm_weight;  // [L, D], or null: K keeps its length
-    FloatMatrix cos;            // [max_position, rotary_dim / 2]
-    FloatMatrix sin;            // the same
+    View<const void, 5> kv;    // [R, L, 2, Hkv, D]
+    FloatsView k_norm_weight;  // [L, D], or null: K keeps its length
+    FloatsView cos;            // [max_position, rotary_dim / 2]
+    FloatsView sin;            // the same
     int64_t max_position;
     int64_t rotary_pairs;      // rotary_dim / 2
     IndexView positions;       // [R]

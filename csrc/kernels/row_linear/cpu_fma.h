@@ -39,7 +39,7 @@ inline int block_rows(int64_t left) {
 
 template <class T>
 Panel make_panel(const RowLinearParams& p, int64_t first_row) {
-    const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
+    const int64_t size = p.x.size, rows = std::min(kPanelRows, p.x.rows - first_row);
     const int64_t stride = (size + kStep - 1) / kStep * kStep;
     static thread_local KeptMemory memory;
     float* wide = memory.floats((rows + kBlockRows) * stride);
@@ -48,9 +48,11 @@ Panel make_panel(const RowLinearParams& p, int64_t first_row) {
         const int count = block_rows(rows - row);
         for (int64_t k = 0; k < size; k += kStep) {
             for (int r = 0; r < count; ++r, wide += kStep) {
-                const T* x = p.x.as<const T>().at(first_row + row + r) + k;
                 const int64_t left = row + r < rows ? std::min<int64_t>(kStep, size - k) : 0;
                 if (left < kStep) std::fill(wide, wide + kStep, 0.0f);
+                if (left == 0) continue;
+                T room[kStep];
+                const T* x = p.x.piece(first_row + row + r, k, left, room);
                 for (int64_t i = 0; i < left; ++i) wide[Widened<T>::place(i)] = to_float(x[i]);
             }
         }
@@ -74,11 +76,10 @@ void finish_block(const RowLinearParams& p, const Panel& panel, int64_t row, int
     const T* bias = static_cast<const T*>(p.bias);
     const int rows = static_cast<int>(std::min<int64_t>(kRows, panel.rows - row));
     for (int r = 0; r < rows; ++r) {
-        T* y = p.y.as<T>().at(panel.first_row + row + r, output);
         for (int n = 0; n < kOutputs; ++n) {
             float sum = sums[r * kOutputs + n];
             if (bias != nullptr) sum += to_float(bias[output + n]);
-            y[n] = from_float<T>(sum);
+            store_sum<T>(p, panel.first_row + row + r, output + n, sum);
         }
     }
 }
