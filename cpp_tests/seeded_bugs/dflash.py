@@ -12,7 +12,6 @@ PARTS = "csrc/kernels/row_linear/params.h"
 LINEAR = "csrc/kernels/row_linear/cuda.cu"
 SQUARES = "csrc/kernels/common/squares.h"
 FUSE_TESTS = "python_tests/test_fuse_features.py"
-FUSE_COUNTED = "python_tests/test_emulated_linear.py"
 RACE_SHARED = "race on shared memory|uninitialised shared memory"
 BOUNDS = "out of bounds"
 
@@ -72,17 +71,17 @@ BUGS = [
     ("fuse-columns-of-a-part-from-its-start", PARTS, "+ (k - begin[i]), part[i]", "+ k % part[i].size[1], part[0]",
      "plain", "", f"{FUSE_TESTS}::strides"),
     ("fuse-alignment-of-the-first-part-only", LINEAR, "for (int i = 0; i < p.x.count; ++i) {",
-     "for (int i = 0; i < 1; ++i) {", "hooks", "misaligned|16 bytes|out of bounds", f"{FUSE_TESTS}::concatenation"),
+     "for (int i = 0; i < 1; ++i) {", "hooks", "misaligned|16 bytes|out of bounds", f"{FUSE_TESTS}::strides"),
     ("fuse-elements-of-one-part", LINEAR, "*source.template column<T>(k + e).row(first + row)",
      "column.row(first + row)[e]", "plain", "", f"{FUSE_TESTS}::concatenation"),
     ("fuse-sums-rounded-before-the-norm", PARTS, "p.y.as<float>().at(row)[n] = sum;",
      "p.y.as<float>().at(row)[n] = to_float(from_float<T>(sum));", "plain", "", f"{FUSE_TESTS}::rounded"),
     ("fuse-mean-of-the-first-threads", FUSE, "for (int64_t n = threadIdx.x; n < size; n += kThreads) sum +=",
-     "for (int64_t n = threadIdx.x; n < size; n += size) sum +=", "hooks", "", f"{FUSE_COUNTED}::fuse"),
+     "for (int64_t n = threadIdx.x; n < size; n += size) sum +=", "plain", "", f"{FUSE_TESTS}::oracle"),
     ("fuse-mean-of-columns-of-k", FUSE, "/ static_cast<float>(size)", "/ static_cast<float>(size + 1)", "plain", "",
      f"{FUSE_TESTS}::oracle"),
     ("fuse-eps-outside-the-root", FUSE, "sqrtf(mean + p.eps)", "(sqrtf(mean) + p.eps)", "plain", "",
-     f"{FUSE_TESTS}::finite"),
+     f"{FUSE_TESTS}::eps"),
 ]  # fmt: skip
 
 # Of the CPU kernels: (id, file, old text, new text, tests).
