@@ -5,6 +5,7 @@ INJECT_CPU = "csrc/kernels/inject_kv/cpu.cpp"
 INJECT_RULES = "csrc/kernels/inject_kv/params.h"
 STORE = "csrc/kernels/common/kv_store.h"
 INJECT_TESTS = "python_tests/test_inject_kv.py"
+INJECT_FAULTS = "python_tests/faults/test_faults_inject.py"
 INJECT_COUNTED = "python_tests/test_emulated_inject.py"
 FUSE = "csrc/kernels/fuse_features/cuda.cu"
 FUSE_CPU = "csrc/kernels/fuse_features/cpu.cpp"
@@ -24,9 +25,9 @@ BUGS = [
     ("inject-rows-of-no-request", INJECT_RULES, "if (b < 0 || b >= batch) return false;",
      "if (b < 0 || b >= batch) return true;", "plain", "", f"{INJECT_TESTS}::commit"),
     ("inject-position-behind-the-tables", INJECT, "position >= p.max_position) return;",
-     "position > p.max_position) return;", "hooks", BOUNDS, f"{INJECT_TESTS}::G01"),
+     "position > p.max_position) return;", "hooks", BOUNDS, f"{INJECT_FAULTS}::G01"),
     ("inject-negative-position", INJECT, "slot < 0 || position < 0 ||", "slot < 0 ||", "hooks", BOUNDS,
-     f"{INJECT_TESTS}::G01"),
+     f"{INJECT_FAULTS}::G01"),
     ("inject-requests-of-the-first-threads", INJECT, "first <= committed.batch; first += kThreads",
      "first < 1; first += kThreads", "plain", "", f"{INJECT_TESTS}::many_requests"),
     ("inject-decision-read-early", INJECT, "has = committed.has(row, offsets);\n    __syncthreads();",
@@ -87,7 +88,7 @@ BUGS = [
 # Of the CPU kernels: (id, file, old text, new text, tests).
 CPU_BUGS = [
     ("cpu-inject-position-behind-the-tables", INJECT_CPU, "p.positions[row] >= p.max_position",
-     "p.positions[row] > p.max_position + 1000", f"{INJECT_TESTS}::G01"),
+     "p.positions[row] > p.max_position + 1000", f"{INJECT_FAULTS}::G01"),
     ("cpu-inject-tail-of-a-head-not-widened", INJECT_CPU, "for (; c < count; ++c) to[c] = to_float(from[c]);", "",
      f"{INJECT_TESTS}::oracle"),
     ("cpu-inject-angles-of-the-row-number", INJECT_CPU, "widen_row(p.sin, p.positions[row],", "widen_row(p.sin, row,",
