@@ -47,6 +47,8 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "-> (Tensor out, Tensor lse)");
     // A linear layer for the rows of a pass: a row has the same bits in a pass of any size.
     m.def("row_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor");
+    // The same for an x whose columns lie in several tensors; its sums may stay float32.
+    m.def("_linear_of_parts(Tensor[] parts, Tensor weight, bool rounded) -> Tensor");
 
     // --- Drafting ------------------------------------------------------------------------------
     // The drafts of a block, one after the other: base logits, a sequential head, confidences.
@@ -79,6 +81,17 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
     m.def(
         "tree_from_mask(Tensor tree_mask, Tensor cu_rows) -> (Tensor parents, Tensor depth, "
         "Tensor first_child, Tensor next_sibling, Tensor status)");
+
+    // Features of several target layers as one row of the draft's width, normalised.
+    m.def(
+        "fuse_features(Tensor[] hiddens, Tensor fc_weight, Tensor? norm_weight=None, "
+        "float eps=1e-06) -> Tensor");
+    // Writes K (normalised and turned) and V of context rows to the caches of all draft layers.
+    m.def(
+        "inject_kv(Tensor kv, Tensor? k_norm_weight, Tensor cos, Tensor sin, Tensor positions, "
+        "Tensor slots, Tensor(a!)[] k_caches, Tensor(b!)[] v_caches, *, float eps, "
+        "bool interleaved=False, Tensor? cu_rows=None, Tensor? commit_rows=None, "
+        "Tensor? k_scale=None, Tensor? v_scale=None) -> ()");
 
     // --- Round bookkeeping ---------------------------------------------------------------------
     // Writes this pass's K and V rows to their slots of a paged cache (quantising to fp8 caches).

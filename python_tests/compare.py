@@ -79,6 +79,18 @@ def assert_close(got, oracle, peer=None, what="result", magnitude=None):
     )
 
 
+# Of numbers that are rounded once, from float32 sums, this part may be rounded the other way than the oracle's;
+# of numbers rounded twice it is a quarter.
+_OTHER_WAY = 0.02
+
+
+def assert_rounded_once(got, oracle, what="result"):
+    other = (bits(got) != bits(oracle.to(got.dtype))).double().mean()
+    assert float(other) <= _OTHER_WAY, (
+        f"{what}: {float(other):.3f} of all elements rounded otherwise"
+    )
+
+
 def assert_quantised(got, exact, steps, what="out"):
     """Attention over e4m3 caches against that over the values they were made from: within some steps of
     2^-4, which is what a code is at most off, relative to its value."""

@@ -1,8 +1,9 @@
-"""Results of row_linear on one instruction set, saved to the file named on the command line
+"""Results of row_linear, and of isa_dflash.py, on one instruction set, saved to the file named on the command line
 (test_row_linear.py compares them). Not a test by itself: SPECDEC_CPU_ISA is read once per process."""
 
 import sys
 
+import isa_dflash
 import torch
 
 import specdec_ext
@@ -24,7 +25,7 @@ def cases():
 
 
 def results():
-    out = {"isa": specdec_ext.cpu_isa()}
+    out = {"isa": specdec_ext.cpu_isa()} | isa_dflash.results()
     for name, (x, weight, bias) in cases():
         out[name] = specdec_ext.row_linear(x, weight, bias)
         alone = [specdec_ext.row_linear(x[r : r + 1], weight, bias) for r in range(x.shape[0])]

@@ -98,6 +98,19 @@ def call(op, ops, seed=0, dtype=torch.float32):
         slots = torch.tensor([5, 6, 7, 8, 20, 21, 22, 1, 0, -1, 3])
         ops.compact_kv([*caches[:2]], [caches[2], hidden], slots, cu_rows.int(), path, counts.int())
         return [caches, hidden]
+    if op == "fuse_features":
+        hiddens = [torch.randn(11, n, generator=g).to(dtype) for n in (100, 64, 33)]
+        weight = torch.randn(700, 197, generator=g).to(dtype)
+        norm = weight[:, 0].contiguous()
+        return [ops.fuse_features(hiddens, weight, norm), ops.fuse_features(hiddens, weight)]
+    if op == "inject_kv":
+        from oracles import inject_kv as oracle
+
+        case = oracle.random_case(g, rows=30, layers=3, pages=9, head_dim=40, dtype=dtype)
+        case |= {"cu_rows": torch.tensor([0, 9, 20, 29], dtype=torch.int32)}
+        case |= {"commit_rows": torch.tensor([9, 4, 12], dtype=torch.int32)}
+        ops.inject_kv(*[case.pop(name) for name in oracle.NAMES[:6]], **case)
+        return case["k_caches"] + case["v_caches"]
     if op == "next_round":
         return ops.next_round(
             torch.randint(0, 9, (6, 40), generator=g),

@@ -9,6 +9,8 @@ import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
 from oracles import compact_kv as compact_oracle
+from oracles import fuse_features as fuse_oracle
+from oracles import inject_kv as inject_oracle
 from oracles import next_round as round_oracle
 from oracles import verify_attention as attention_oracle
 from test_sample import random_case as sample_case
@@ -33,6 +35,16 @@ def append_step(k, v, k_cache, v_cache, slots):
 
 def compact_step(k_cache, v_cache, slots, cu_rows, path, num_accepted):
     ops.compact_kv([k_cache], [v_cache], slots * 1, cu_rows, path + 0, num_accepted)
+    return k_cache - 1, v_cache * 2
+
+
+def fuse_step(low, middle, high, weight, norm):
+    hiddens = [low * 2, middle, high + 1]
+    return ops.fuse_features(hiddens, weight, norm) - 1, ops.fuse_features(hiddens, weight).relu()
+
+
+def inject_step(kv, weight, cos, sin, positions, slots, k_cache, v_cache):
+    ops.inject_kv(kv * 2, weight, cos, sin, positions + 0, slots, [k_cache], [v_cache], eps=1e-6)
     return k_cache - 1, v_cache * 2
 
 
@@ -89,11 +101,22 @@ def cases():
     tree = trees.random_case(4, 40, 6, seed=2, children="deterministic", method="token")
     turn = round_oracle.random_case(g)
     links = tree_cases.ragged([[-1, 0, 0, 1], [-1, 0]])
+    hiddens, fc_weight, norm = fuse_oracle.random_case(g)
+    inject = inject_oracle.random_case(g, layers=1, head_dim=8)
     return {
         "append_kv": (append_step, append_oracle.random_case(g)),
         "compact_kv": (
             compact_step,
             (*torch.randn(2, 10, 4, 2, 8, generator=g), *compact_oracle.random_case(g)),
+        ),
+        "fuse_features": (fuse_step, (*hiddens, fc_weight, norm)),
+        "inject_kv": (
+            inject_step,
+            (
+                *[inject[name] for name in inject_oracle.NAMES[:6]],
+                inject["k_caches"][0],
+                inject["v_caches"][0],
+            ),
         ),
         "next_round": (
             round_step,

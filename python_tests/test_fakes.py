@@ -7,6 +7,8 @@ import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
 from oracles import compact_kv as compact_oracle
+from oracles import fuse_features as fuse_oracle
+from oracles import inject_kv as inject_oracle
 from oracles import markov_draft as markov_oracle
 from oracles import next_round as round_oracle
 from oracles import schedule_prefix as schedule_oracle
@@ -29,6 +31,17 @@ CASES = {
         k_caches=[torch.zeros(10, 4, 2, 8)],
         v_caches=[],
     ),
+    "fuse_features": dict(
+        zip(("hiddens", "fc_weight", "norm_weight"), fuse_oracle.random_case(G), strict=True),
+        eps=1e-6,
+    ),
+    "inject_kv": inject_oracle.random_case(G, head_dim=8, cache_dtype=torch.float8_e4m3fn)
+    | {
+        "cu_rows": torch.tensor([0, 7], dtype=torch.int32),
+        "commit_rows": torch.tensor([7], dtype=torch.int32),
+        "k_scale": torch.ones(3),
+        "v_scale": torch.ones(3, 3),
+    },
     "next_round": round_oracle.random_case(G),
     "verify_attention": dict(
         zip(
@@ -157,6 +170,12 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("verify_tree", "parents", 0),
         ("compact_kv", "path", 0),
         ("compact_kv", "num_accepted", 0),
+        ("fuse_features", "norm_weight", 0),
+        ("inject_kv", "kv", 2),
+        ("inject_kv", "k_norm_weight", 0),
+        ("inject_kv", "sin", 1),
+        ("inject_kv", "slots", 0),
+        ("inject_kv", "commit_rows", 0),
         ("next_round", "seq_lens", 0),
         ("next_round", "block_table", 0),
         ("next_round", "max_len", 0),
@@ -183,6 +202,20 @@ def test_lists_are_checked_one_by_one():
             caches = [c.to(arguments["slots"].device) for c in caches]
             with pytest.raises(RuntimeError, match=rf"{name}\[1\]: wanted shape \[num_pages, page"):
                 call("compact_kv", arguments | {name: caches})
+
+
+def test_a_list_that_comes_first():
+    """Its first tensor sets device and dtype; an empty one has none."""
+    case = CASES["fuse_features"]
+    meta = {k: moved(v, "meta") for k, v in case.items()}
+    first, *others = case["hiddens"]
+    with pytest.raises(RuntimeError, match=r"hiddens\[1\]: wanted the device of hiddens\[0\]"):
+        call("fuse_features", case | {"hiddens": [first, others[0].to("meta"), others[1]]})
+    for arguments in (case, meta):
+        with pytest.raises(RuntimeError, match="fuse_features: hiddens: wanted"):
+            call("fuse_features", arguments | {"hiddens": []})
+        with pytest.raises(RuntimeError, match="fc_weight: wanted dtype float32, got float16"):
+            call("fuse_features", arguments | {"fc_weight": arguments["fc_weight"].half()})
 
 
 @pytest.mark.parametrize("op", CASES)

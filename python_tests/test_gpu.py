@@ -8,6 +8,7 @@ import pytest
 import torch
 from compare import assert_close, assert_same
 from oracles import compact_kv as compact_oracle
+from oracles import inject_kv as inject_oracle
 from oracles import next_round as round_oracle
 from oracles.tree_links import random_parents
 
@@ -224,12 +225,42 @@ def test_round_graph_replays_with_new_data():
             assert_same(got.cpu(), want)
 
 
+def inject_case(seed, device):
+    """Tensors of inject_kv by name, its caches stacked."""
+    g = torch.Generator().manual_seed(seed)
+    case = inject_oracle.random_case(g, rows=9, dtype=torch.bfloat16, head_dim=128)
+    case |= {"cu_rows": torch.tensor([0, 4, 9]).int(), "commit_rows": torch.tensor([seed, 3]).int()}
+    case = {k: torch.stack(v) if isinstance(v, list) else v for k, v in case.items()}
+    return {k: v.to(device) for k, v in case.items() if torch.is_tensor(v)}
+
+
+def inject(case):
+    lists = {k: list(v) if k.endswith("caches") else v for k, v in case.items()}
+    torch.ops.specdec.inject_kv(**lists, eps=1e-6)
+
+
+def test_inject_graph_replays_with_new_data():
+    """Other rows, positions, slots and counts between replays; the CPU has the same bits."""
+    case = inject_case(0, "cuda")
+    graph, _ = graph_of(lambda: inject(case))
+    for seed in range(1, 4):
+        new = inject_case(seed, "cpu")
+        for name, tensor in case.items():
+            tensor.copy_(new[name])
+        graph.replay()
+        inject(new)
+        for name in ("k_caches", "v_caches"):
+            assert_same(case[name].cpu(), new[name])
+
+
 def test_no_host_sync():
     """A call that synchronised would raise in this mode."""
     case, options = chain_case(8, "cuda")
     attention = attention_case(8, "cuda")
     parents = case["input_ids"].int()  # any numbers
     lists, arguments = round_case(8)
+    injected = inject_case(8, "cuda")
+    weight = torch.zeros(8, 2 * VOCAB, device="cuda").bfloat16()
     round_lists = [t.cuda() for t in lists], [t.cuda() for t in list(arguments.values())[:4]]
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -243,6 +274,10 @@ def test_no_host_sync():
         )
         lists, plain = round_lists
         torch.ops.specdec.compact_kv([attention["k_cache"]], [attention["v_cache"]], *lists)
+        inject(injected)
+        torch.ops.specdec.fuse_features(
+            [case["target_logits"]] * 2, weight, weight[:, 0].contiguous()
+        )
         torch.ops.specdec.next_round(*plain, page_size=4, block_len=6, mask_token_id=0)
     finally:
         torch.cuda.set_sync_debug_mode("default")

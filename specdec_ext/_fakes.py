@@ -44,9 +44,9 @@ def fake(op, **specs):
     """Decorator: registers the fake kernel of `op`. `specs` give, per tensor argument and in the order
     in which they are checked, dtypes and shape: "float32 [B, >= vocab_size]". The first one sets the
     device. Instead of a dtype there may be an argument whose dtype is wanted. A name in a shape is an
-    integer argument, or stands for the size it had where it came first; `name+1` is one more, `>=` compares
-    with an argument, "any" may be anything. A list of tensors is checked one by one; they have only their
-    number of dimensions in common.
+    integer argument, or stands for the size it had where it came first; `name+1` is one more, a number is
+    itself, `>=` compares with an argument, "any" may be anything; of "[1] or [B, V]" counts what has as many
+    dimensions. A list of tensors is checked one by one.
     """
 
     def register(kernel):
@@ -78,23 +78,34 @@ def _tensors(specs, given):
             yield name, value, spec
 
 
+def _leader(op, name, value):
+    """A tensor, or the first one of a list, with its name."""
+    if not isinstance(value, (list, tuple)):
+        return name, value
+    if not value:
+        raise RuntimeError(f"specdec::{op}: {name}: wanted at least one tensor, got none")
+    return f"{name}[0]", value[0]
+
+
 def _check(op, specs, given):
     first = next(iter(specs))
+    first, leader = _leader(op, first, given[first])
     sizes = {name: value for name, value in given.items() if type(value) is int}
     for name, tensor, spec in _tensors(specs, given):
 
         def fail(wanted, got, name=name):
             raise RuntimeError(f"specdec::{op}: {name}: wanted {wanted}, got {got}")
 
-        if tensor.device != given[first].device:
+        if tensor.device != leader.device:
             fail(f"the device of {first}", tensor.device)
         dtypes, shape = spec.split(" ", 1)
-        dims = [dim.strip() for dim in shape[1:-1].split(",")]
-        if tensor.dim() != len(dims):
+        shapes = [[dim.strip() for dim in one[1:-1].split(",")] for one in shape.split(" or ")]
+        dims = next((dims for dims in shapes if len(dims) == tensor.dim()), None)
+        if dims is None:
             fail(f"shape {shape}", list(tensor.shape))
         if dtypes == "any":
             continue
-        allowed = _DTYPES[dtypes] if dtypes in _DTYPES else (given[dtypes].dtype,)
+        allowed = _DTYPES.get(dtypes) or (_leader(op, dtypes, given[dtypes])[1].dtype,)
         if tensor.dtype not in allowed:
             wanted = " or ".join(str(dtype)[6:] for dtype in allowed)
             fail(f"dtype {wanted}", str(tensor.dtype)[6:])
@@ -111,6 +122,8 @@ def _check(op, specs, given):
             more = int(more or 0)
             if base == "any" or type(size) is not int:
                 continue
+            if base.isdigit():
+                sizes[base] = int(base)
             if sizes.setdefault(base, size - more) + more != size:
                 fail(
                     f"size {sizes[base] + more} ({dim}) in dimension {d}",

@@ -25,6 +25,8 @@ def op_names() -> list[str]:
     return [
         "append_kv",
         "compact_kv",
+        "fuse_features",
+        "inject_kv",
         "markov_draft",
         "next_round",
         "row_linear",
@@ -137,6 +139,134 @@ def compact_kv(
     num_accepted="int32 [B]",
 )
 def _compact_kv_fake(k_caches, v_caches, slots, cu_rows, path, num_accepted):
+    return None
+
+
+def fuse_features(
+    hiddens: list[Tensor],
+    fc_weight: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Fuse hidden states of several target layers into the features that a drafter sees.
+
+    ``RMSNorm(torch.cat(hiddens, -1) @ fc_weight.T)`` without the concatenation, which is H_ctx of DFlash
+    (arXiv 2602.06036) and DSpark (arXiv 2607.05147), or without the norm, which is g of EAGLE-3 (arXiv
+    2503.01840). Sums are float32, in the order of `row_linear`; the norm is taken of them, and the result is
+    rounded once. Row r is bitwise the result of a call with that row alone, for any number of rows; without
+    norm it is the one of `row_linear` on the concatenation.
+
+    Args:
+        hiddens: 1 to 16 tensors ``[R, d_i]`` float32, float16 or bfloat16, of one dtype, each with a row
+            stride of its own and a dense last dimension, in the order of the columns of fc_weight.
+        fc_weight: ``[d, sum of d_i]``, dtype of hiddens, last dimension dense.
+        norm_weight: ``[d]`` float32, float16 or bfloat16, or None: no norm.
+        eps: added to the mean of squares, at least 0.
+
+    Returns:
+        y ``[R, d]``, dtype of hiddens.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.fuse_features(hiddens, fc_weight, norm_weight, eps)
+
+
+@fake(
+    "fuse_features",
+    hiddens="float [R, any]",
+    fc_weight="hiddens [d, any]",
+    norm_weight="float [d]",
+)
+def _fuse_features_fake(hiddens, fc_weight, norm_weight=None, eps=1e-6):
+    return fc_weight.new_empty(hiddens[0].shape[0], fc_weight.shape[0])
+
+
+def inject_kv(
+    kv: Tensor,
+    k_norm_weight: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    k_caches: list[Tensor],
+    v_caches: list[Tensor],
+    *,
+    eps: float,
+    interleaved: bool = False,
+    cu_rows: Tensor | None = None,
+    commit_rows: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
+    """Write K and V of context rows into the caches of all layers of a block drafter, in one launch.
+
+    DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147) give every draft layer the K and V that its own
+    projections make of the fused target features. For row r, layer l and head h, in float32::
+
+        y = x / sqrt(mean(x**2) + eps) * k_norm_weight[l],          x = kv[r, l, 0, h]
+        k_caches[l][slots[r]] = y, its first rotary_dim channels turned by the angles of positions[r]
+        v_caches[l][slots[r]] = kv[r, l, 1, h]
+
+    rounded once. A pair (a, b) of channels becomes (a cos - b sin, b cos + a sin). A row has the same bits
+    in any batch, on the CPU and on CUDA.
+
+    Args:
+        kv: ``[R, L, 2, Hkv, D]`` float32, float16 or bfloat16, last dimension dense; D at most 1024. What
+            one product with the stacked weights of `prepare_kv_weights` gives.
+        k_norm_weight: ``[L, D]`` float32, float16 or bfloat16, or None: K is not normalised.
+        cos, sin: ``[max_position, rotary_dim / 2]`` float32, float16 or bfloat16, row = position.
+        positions: ``[R]`` int32 or int64; a position outside the tables writes nothing.
+        slots: ``[R]`` int32 or int64; a slot outside the cache (such as -1) writes nothing. Two rows with
+            the same slot: undefined which one stays.
+        k_caches: L caches ``[num_pages, page_size, Hkv, D]``, each with strides of its own and a dense last
+            dimension; all of the dtype of kv, or all float8_e4m3fn. Written in place.
+        v_caches: the same, of the dtype, num_pages and page_size of their k_caches. Written in place.
+        eps: added to the mean of squares, at least 0.
+        interleaved: pairs are channels (2 j, 2 j + 1); else (j, j + rotary_dim / 2), as in Qwen and Llama.
+        cu_rows: int32 ``[B+1]``, non-decreasing; clamped to 0..R. Rows of no request write nothing.
+        commit_rows: int32 ``[B]``, how many leading rows of each request are written (of a verified pass
+            num_accepted + 1); clamped to 0..rows_b. Needs cu_rows; absent: all rows of requests.
+        k_scale, v_scale: float32 ``[1]``, ``[L]`` or ``[L, Hkv]``, for float8 caches only, as in
+            `append_kv`. None is 1.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    _ops.inject_kv(
+        kv,
+        k_norm_weight,
+        cos,
+        sin,
+        positions,
+        slots,
+        k_caches,
+        v_caches,
+        eps=eps,
+        interleaved=interleaved,
+        cu_rows=cu_rows,
+        commit_rows=commit_rows,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+@fake(
+    "inject_kv",
+    kv="float [R, L, 2, Hkv, D]",
+    k_norm_weight="float [L, D]",
+    cos="float [max_position, half]",
+    sin="float [max_position, half]",
+    positions="index [R]",
+    slots="index [R]",
+    k_caches="cache [any, any, Hkv, D]",
+    v_caches="cache [any, any, Hkv, D]",
+    cu_rows="int32 [B+1]",
+    commit_rows="int32 [B]",
+    k_scale="float32 [any] or [L, Hkv]",
+    v_scale="float32 [any] or [L, Hkv]",
+)
+def _inject_kv_fake(kv, k_norm_weight, cos, sin, positions, slots, k_caches, v_caches, **options):
     return None
 
 

@@ -54,6 +54,14 @@ path = torch.tensor([[0, 2]], dtype=torch.int32)
 slots, k2 = torch.tensor([4, 5, 6, 7]), cache[0].clone()
 specdec_ext.compact_kv([k2], [], slots, rows, path, accepted)
 assert (k2[1, 1] == cache[0][1, 2]).all()
+fused = specdec_ext.fuse_features([torch.ones(1, 2), torch.ones(1, 1)], torch.ones(1, 3))
+assert fused.tolist() == [[3.0]]
+one, zero = torch.ones(8, 1), torch.zeros(8, 1)
+specdec_ext.inject_kv(
+    torch.full((1, 1, 2, 1, 64), 3.0), None, one, zero, torch.tensor([5]), torch.tensor([2]), [k2],
+    [cache[1]], eps=1e-6,
+)  # fmt: skip
+assert (k2[0, 2] == 3).all() and (cache[1, 0, 2] == 3).all()
 input_ids, positions, slots, seq_lens, *_ = specdec_ext.next_round(
     torch.tensor([[8, 9]]),
     accepted,

@@ -39,8 +39,8 @@ STRIDES = "python_tests/test_strides.py"
 BUGS = [
     ("cpu-append-v-with-stride-of-k-scale", APPEND, "p.v_scale, begin",
      "HeadScale{p.v_scale.data, p.k_scale.stride}, begin", APPEND_TESTS),
-    ("cpu-append-scale-multiplies", APPEND, "to_float(source[i]) / scale", "to_float(source[i]) * scale",
-     APPEND_TESTS),
+    ("cpu-append-scale-multiplies", "csrc/kernels/common/kv_store.h", "to_float(x) / scale",
+     "to_float(x) * scale", APPEND_TESTS),
     ("cpu-append-head-stride", APPEND, "h * cache.stride[2]", "h * rows.size[2]", APPEND_TESTS),
     ("cpu-append-scale-of-head-0", APPEND, "scale[h]);", "scale[0]);", APPEND_TESTS),
     ("cpu-compact-scatter-while-gathering", COMPACT, "std::memcpy(at, head + move.source, bytes);",

@@ -11,6 +11,7 @@ import dataclasses
 
 import attention
 import cpu
+import dflash
 import dspark
 import keys
 import pruning
@@ -24,6 +25,7 @@ RACE_GLOBAL = "race on global memory"
 BOUNDS = "out of bounds"
 
 APPEND_KV = "csrc/kernels/append_kv/cuda.cu"
+KV_STORE = "csrc/kernels/common/kv_store.h"
 SAMPLE = "csrc/kernels/sample/cuda.cu"
 CHAIN = "csrc/kernels/verify_chain/cuda.cu"
 BLOCK = "csrc/kernels/common/block.cuh"
@@ -91,7 +93,8 @@ _APPEND_KV = [
     bug("append-head-stride", APPEND_KV, "head * side.cache.stride[2]", "head * chunks"),
     bug("append-chunks-skipped", APPEND_KV, "i += blockDim.x", "i += 2 * blockDim.x"),
     bug("append-scale-of-head-0", APPEND_KV, "side.scale[head]", "side.scale[0]"),
-    bug("append-scale-multiplies", APPEND_KV, "to_float(x) / scale", "to_float(x) * scale"),
+    bug("append-scale-multiplies", KV_STORE, "to_float(x) / scale", "to_float(x) * scale",
+        tests="python_tests/test_append_kv.py"),
     bug("append-pointer-alignment", APPEND_KV, "(view.data) % 16 == 0", "(view.data) % 2 == 0",
         "hooks", "misaligned"),
     bug("append-stride-alignment", APPEND_KV, "bytes % 16 == 0);", "bytes % 2 == 0);"),
@@ -328,13 +331,14 @@ _OTHERS = [
         *row_linear.BUGS,
         *dspark.BUGS,
         *pruning.BUGS,
+        *dflash.BUGS,
     ]
 ]
 
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
-    for id, file, old, new, tests, *objects in cpu.BUGS
+    for id, file, old, new, tests, *objects in cpu.BUGS + dflash.CPU_BUGS
 ]
 _PAIRS = [
     Mutation(id, file, old, new, "cpu", "", tests, isas=isas)

@@ -4,22 +4,12 @@
 // The template of every op: validate, allocate, fill Params, run the backend, register.
 #include "append_kv/params.h"
 #include "stable/check.h"
-#include "stable/kv_scale.h"
+#include "stable/kv_cache.h"
 
 namespace specdec::ops {
 namespace {
 
 constexpr const char* kOp = "append_kv";
-
-void check_cache(const char* name, const Tensor& cache, const Tensor& rows, const Tensor& k) {
-    Arg(kOp, name, cache)
-        .dims(4, "[num_pages, page_size, Hkv, head_dim]")
-        .dtype({*dtype_of(k), DType::kF8E4M3})
-        .size(2, rows.size(1), "Hkv of k")
-        .size(3, rows.size(2), "head_dim of its rows")
-        .dense_last()
-        .same_device(k, "k");
-}
 
 void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
                const Tensor& slots, const OptionalTensor& k_scale, const OptionalTensor& v_scale) {
@@ -33,13 +23,10 @@ void append_kv(const Tensor& k, const Tensor& v, Tensor k_cache, Tensor v_cache,
         .size(1, k.size(1), "Hkv of k")
         .dense_last()
         .same_device(k, "k");
-    check_cache("k_cache", k_cache, k, k);
-    check_cache("v_cache", v_cache, v, k);
+    check_cache(kOp, "k_cache", k_cache, k, "k", k.size(1), k.size(2));
+    check_cache(kOp, "v_cache", v_cache, k, "k", k.size(1), v.size(2));
+    check_same_places(kOp, "v_cache", v_cache, "k_cache", k_cache);
     const DType cache_dtype = *dtype_of(k_cache);
-    Arg(kOp, "v_cache", v_cache)
-        .dtype({cache_dtype})
-        .size(0, k_cache.size(0), "num_pages of k_cache")
-        .size(1, k_cache.size(1), "page_size of k_cache");
     Arg(kOp, "slots", slots)
         .dims(1, "[R]")
         .index()

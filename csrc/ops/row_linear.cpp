@@ -35,13 +35,34 @@ Tensor row_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
     // 3. Parameters.
     Launch launch(kOp, x);
     RowLinearParams p{};
-    p.x = launch.in<2>("x", x);
+    p.x.add(launch.in<2>("x", x));
     p.weight = launch.in<2>("weight", weight);
     p.bias = bias ? launch.in_data("bias", *bias) : nullptr;
     p.y = launch.out<2>("y", y);
     p.dtype = x_arg.type();
+    p.rounded = true;
 
     // 4. Run.
+    SPECDEC_RUN(row_linear, launch, p);
+    return y;
+}
+
+// _linear_of_parts(parts [R, K_i][], weight [N, sum K_i], rounded) -> y [R, N], of their dtype or float32
+// row_linear of parts that lie side by side, without putting them there. fuse_features, its only caller, has
+// checked the arguments.
+Tensor linear_of_parts(TensorList parts, const Tensor& weight, bool rounded) {
+    Tensor y = empty_on(weight, {parts[0].size(0), weight.size(0)},
+                        rounded ? *dtype_of(weight) : DType::kF32);
+    if (y.numel() == 0) return y;
+    Launch launch("fuse_features", weight);
+    RowLinearParams p{};
+    for (const Tensor& part : parts) {  // those without columns have no strides to speak of
+        if (part.size(1) > 0 || p.x.count == 0) p.x.add(launch.in<2>("hiddens", part));
+    }
+    p.weight = launch.in<2>("fc_weight", weight);
+    p.y = launch.out<2>("y", y);
+    p.dtype = *dtype_of(weight);
+    p.rounded = rounded;
     SPECDEC_RUN(row_linear, launch, p);
     return y;
 }
@@ -49,5 +70,6 @@ Tensor row_linear(const Tensor& x, const Tensor& weight, const OptionalTensor& b
 }  // namespace
 
 SPECDEC_REGISTER(row_linear, row_linear)
+SPECDEC_REGISTER(_linear_of_parts, linear_of_parts)
 
 }  // namespace specdec::ops

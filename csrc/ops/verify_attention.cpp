@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "stable/check.h"
-#include "stable/kv_scale.h"
+#include "stable/kv_cache.h"
 #include "tree.h"
 
 namespace specdec::ops {

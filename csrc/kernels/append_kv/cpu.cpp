@@ -23,7 +23,7 @@ struct SameType {
 struct ToFp8 {
     template <class T>
     static void row(const T* source, f8e4m3* target, int64_t n, float scale) {
-        for (int64_t i = 0; i < n; ++i) target[i] = from_float<f8e4m3>(to_float(source[i]) / scale);
+        for (int64_t i = 0; i < n; ++i) target[i] = stored<f8e4m3>(source[i], scale);
     }
 };
 

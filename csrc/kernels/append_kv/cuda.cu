@@ -25,7 +25,7 @@ struct QuantiseTraits {
     using Source = T;
     using Target = f8e4m3;
     static __device__ __forceinline__ f8e4m3 convert(T x, float scale) {
-        return from_float<f8e4m3>(to_float(x) / scale);
+        return stored<f8e4m3>(x, scale);
     }
 };
 

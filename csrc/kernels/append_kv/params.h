@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa.h"
-#include "paged.h"
+#include "kv_store.h"
 
 namespace specdec {
 

@@ -24,6 +24,7 @@
 
 #include "bounds.h"
 #include "exact_math.h"
+#include "floats_view.h"
 #include "isa.h"
 #include "philox.h"
 #include "rows.h"
@@ -34,13 +35,6 @@ namespace specdec {
 constexpr int64_t kMarkovChunk = 512;
 
 enum class MarkovHead : int32_t { kVanilla, kGated, kRnn };
-
-// A matrix or list of any float type.
-struct FloatsView {
-    const void* data = nullptr;
-    DType dtype = DType::kF32;
-    int64_t stride = 0;  // of rows
-};
 
 // Logits along drafts that were drawn before, for the q of verification: row b * drafts + j of the call is draft j of
 // request b, after token j of its rows (its anchor, or draft j - 1). All of them in one pass over W2.
@@ -96,22 +90,6 @@ SPECDEC_HD int64_t markov_padded_rank(const MarkovDraftParams& p) {
     return (p.rank + 31) / 32 * 32;
 }
 
-SPECDEC_HD float float_at(const void* data, DType dtype, int64_t i) {
-    switch (dtype) {
-        case DType::kF32:
-            return static_cast<const float*>(data)[i];
-        case DType::kF16:
-            return to_float(static_cast<const f16*>(data)[i]);
-        default:
-            return to_float(static_cast<const bf16*>(data)[i]);
-    }
-}
-SPECDEC_HD const void* float_row(const void* data, DType dtype, int64_t offset) {
-    return static_cast<const char*>(data) + offset * dtype_size(dtype);
-}
-SPECDEC_HD const void* row_of(const FloatsView& m, int64_t row) {
-    return float_row(m.data, m.dtype, row * m.stride);
-}
 SPECDEC_HD const void* hidden_row(const MarkovDraftParams& p, int64_t b, int64_t k) {
     return float_row(p.hidden.data, p.hidden_dtype,
                      b * p.hidden.stride[0] + k * p.hidden.stride[1]);

@@ -19,7 +19,7 @@ namespace {
 
 template <class T>
 void run(const RowLinearParams& p) {
-    const int64_t rows = p.x.size[0], size = p.x.size[1], outputs = p.weight.size[0];
+    const int64_t rows = p.x.rows, size = p.x.size, outputs = p.weight.size[0];
     const int64_t step = block_outputs<T>(size), blocks = (outputs + step - 1) / step;
     const int64_t block_bytes = step * std::max<int64_t>(size, 1) * sizeof(T);
     // A block is a few kB: below some of them, waking threads costs more than the sums.

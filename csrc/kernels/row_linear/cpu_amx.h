@@ -40,7 +40,7 @@ struct Panel {
 
 template <class T>
 Panel make_panel(const RowLinearParams& p, int64_t first_row) {
-    const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
+    const int64_t size = p.x.size, rows = std::min(kPanelRows, p.x.rows - first_row);
     Panel panel{nullptr, first_row, rows, (rows + kTileRows - 1) / kTileRows};
     static thread_local KeptMemory memory;
     bf16* x =
@@ -51,10 +51,12 @@ Panel make_panel(const RowLinearParams& p, int64_t first_row) {
             __m512i words[kTileRows];
 #pragma GCC unroll 16
             for (int i = 0; i < kTileRows; ++i) {
-                words[i] =
-                    row + i < rows
-                        ? load_channels(p.x.as<const bf16>().at(first_row + row + i) + k, size - k)
-                        : _mm512_setzero_si512();
+                bf16 room[32];
+                words[i] = row + i < rows
+                               ? load_channels(p.x.piece(first_row + row + i, k,
+                                                         std::min<int64_t>(32, size - k), room),
+                                               size - k)
+                               : _mm512_setzero_si512();
             }
             turn(words);
 #pragma GCC unroll 16
@@ -191,7 +193,11 @@ inline void store_sums(const RowLinearParams& p, const float* sums, int64_t row,
                 _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, bias + output));
             sum = _mm512_add_ps(sum, reinterpret_cast<__m512>(_mm512_slli_epi32(wide, 16)));
         }
-        _mm256_mask_storeu_epi16(p.y.as<bf16>().at(row + i, output), some, round_to_bf16(sum));
+        if (p.rounded) {
+            _mm256_mask_storeu_epi16(p.y.as<bf16>().at(row + i, output), some, round_to_bf16(sum));
+        } else {
+            _mm512_mask_storeu_ps(p.y.as<float>().at(row + i, output), some, sum);
+        }
     }
 }
 

@@ -56,7 +56,7 @@ inline int block_rows(int64_t left) {
 
 template <class T>
 Panel<T> make_panel(const RowLinearParams& p, int64_t first_row) {
-    const int64_t size = p.x.size[1], rows = std::min(kPanelRows, p.x.size[0] - first_row);
+    const int64_t size = p.x.size, rows = std::min(kPanelRows, p.x.rows - first_row);
     const int64_t stride = (size + kStep - 1) / kStep * kStep;
     static thread_local KeptMemory memory;
     const int64_t most = (rows + kBlockRows) * stride;
@@ -66,10 +66,11 @@ Panel<T> make_panel(const RowLinearParams& p, int64_t first_row) {
         const int count = block_rows(rows - row);
         for (int64_t k = 0; k < size; k += kStep) {
             for (int r = 0; r < count; ++r, wide += kStep) {
-                const T* x = p.x.as<const T>().at(first_row + row + r) + k;
                 const int64_t left = row + r < rows ? std::min<int64_t>(kStep, size - k) : 0;
                 if (left < kStep) std::fill(wide, wide + kStep, RowOf<T>{});
-                place_row(x, left, wide);
+                if (left == 0) continue;
+                T room[kStep];
+                place_row(p.x.piece(first_row + row + r, k, left, room), left, wide);
             }
         }
         row += count;
@@ -92,11 +93,10 @@ void finish_block(const RowLinearParams& p, const Panel<T>& panel, int64_t row, 
     const T* bias = static_cast<const T*>(p.bias);
     const int rows = static_cast<int>(std::min<int64_t>(kRows, panel.rows - row));
     for (int r = 0; r < rows; ++r) {
-        T* y = p.y.as<T>().at(panel.first_row + row + r, output);
         for (int n = 0; n < kOutputs; ++n) {
             float sum = sums[r * kOutputs + n];
             if (bias != nullptr) sum += to_float(bias[output + n]);
-            y[n] = from_float<T>(sum);
+            store_sum<T>(p, panel.first_row + row + r, output + n, sum);
         }
     }
 }

@@ -44,7 +44,7 @@ struct LinearTraits {
 
 struct LinearArgs {
     RowLinearParams p;
-    bool aligned;  // rows of x and weight start and end at multiples of 16 bytes
+    bool aligned;  // rows of all parts of x and of weight start and end at multiples of 16 bytes
 };
 
 // --- Shared memory -------------------------------------------------------------------------------
@@ -69,30 +69,42 @@ __device__ __forceinline__ int swizzled(int row, int piece) {
 
 // --- Load ----------------------------------------------------------------------------------------
 
-// Rows first .. first + kCount - 1 at one chunk; zeros behind the matrix and behind the end of k. Eight
-// lanes take the 128 bytes of a row.
-template <class Tr, int kCount>
-__device__ __forceinline__ void copy_rows(typename Tr::T* target,
-                                          const View<const typename Tr::T, 2>& source,
-                                          int64_t first, int64_t chunk, bool aligned, int lane) {
+// The weights, as RowParts has the rows of x.
+struct Whole {
+    const View<const void, 2>& view;
+
+    template <class T>
+    __device__ __forceinline__ Column<T> column(int64_t k) const {
+        return {static_cast<const T*>(view.data) + k, view.stride[0], view.size[1] - k};
+    }
+};
+
+// Rows first .. first + kCount - 1 of `rows` at one chunk; zeros behind the matrix and behind the end of k.
+// Eight lanes take the 128 bytes of a row.
+template <class Tr, int kCount, class Source>
+__device__ __forceinline__ void copy_rows(typename Tr::T* target, const Source& source,
+                                          int64_t rows, int64_t size, int64_t first, int64_t chunk,
+                                          bool aligned, int lane) {
     using T = typename Tr::T;
     const int piece = lane % 8;
     const int64_t k = chunk * Tr::kChunk + piece * Tr::kPieceSize;
+    const bool inside = k < size;
+    const Column<T> column = source.template column<T>(inside ? k : 0);
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
         const int row = i * 4 + lane / 8;
-        const bool exists = first + row < source.size[0];
-        const T* from = exists ? source.at(first + row) : source.data;
+        const bool valid = inside && first + row < rows;
         T* to = target + swizzled<T>(row, piece);
         if (aligned) {
-            const bool valid = exists && k < source.size[1];
-            ptx::cp_async16_zfill(to, valid ? from + k : source.data, valid);
+            ptx::cp_async16_zfill(to, valid ? column.row(first + row) : column.data, valid);
             continue;
         }
         Piece<T> elements;
 #pragma unroll
         for (int e = 0; e < Tr::kPieceSize; ++e) {
-            elements.x[e] = exists && k + e < source.size[1] ? from[k + e] : from_float<T>(0.0f);
+            elements.x[e] = valid && k + e < size
+                                ? *source.template column<T>(k + e).row(first + row)
+                                : from_float<T>(0.0f);
         }
         *reinterpret_cast<Piece<T>*>(to) = elements;
     }
@@ -103,11 +115,11 @@ template <class Tr>
 __device__ __forceinline__ void copy_chunk(typename Tr::T* stage, const LinearArgs& args,
                                            int64_t output, int64_t row, int64_t chunk, int64_t end,
                                            int lane) {
-    using T = typename Tr::T;
     if (chunk < end) {
-        copy_rows<Tr, kOutputs>(stage, args.p.weight.as<const T>(), output, chunk, args.aligned,
-                                lane);
-        copy_rows<Tr, Tr::kRows>(stage + kOutputs * Tr::kChunk, args.p.x.as<const T>(), row, chunk,
+        const RowLinearParams& p = args.p;
+        copy_rows<Tr, kOutputs>(stage, Whole{p.weight}, p.weight.size[0], p.x.size, output, chunk,
+                                args.aligned, lane);
+        copy_rows<Tr, Tr::kRows>(stage + kOutputs * Tr::kChunk, p.x, p.x.rows, p.x.size, row, chunk,
                                  args.aligned, lane);
     }
     ptx::cp_async_commit();
@@ -198,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     T* ring = rings + warp * kRing;
     const int64_t output = static_cast<int64_t>(blockIdx.x) * kOutputs;
     const int64_t row = static_cast<int64_t>(blockIdx.y) * Tr::kRows;
-    const int64_t chunks = (args.p.x.size[1] + Tr::kChunk - 1) / Tr::kChunk;
+    const int64_t chunks = (args.p.x.size + Tr::kChunk - 1) / Tr::kChunk;
 
     // 1. This warp's chunks through its ring.
     Sums<Tr> sums;
@@ -227,7 +239,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const T* bias = static_cast<const T*>(args.p.bias);
     const int64_t n = output + lane;
     if (n >= args.p.weight.size[0]) return;
-    for (int r = warp; r < Tr::kRows && row + r < args.p.x.size[0]; r += kWarps) {
+    for (int r = warp; r < Tr::kRows && row + r < args.p.x.rows; r += kWarps) {
         float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) {
@@ -235,7 +247,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             sum += part[r * Tr::kExchangeStride + lane];
         }
         if (bias != nullptr) sum += to_float(bias[n]);
-        args.p.y.as<T>().at(row + r)[n] = from_float<T>(sum);
+        store_sum<T>(args.p, row + r, n, sum);
     }
 }
 
@@ -244,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 template <class Tr>
 Status launch(const LinearArgs& args, Stream stream) {
     cu::LaunchCfg cfg;
-    const int64_t rows = args.p.x.size[0], outputs = args.p.weight.size[0];
+    const int64_t rows = args.p.x.rows, outputs = args.p.weight.size[0];
     cfg.grid = dim3(static_cast<unsigned>((outputs + kOutputs - 1) / kOutputs),
                     static_cast<unsigned>((rows + Tr::kRows - 1) / Tr::kRows));
     cfg.block = dim3(kThreads);
@@ -268,12 +280,14 @@ int row_tile(int64_t rows) {
 Status row_linear(const RowLinearParams& p, Stream stream) {
     LinearArgs args;
     args.p = p;
-    args.aligned =
-        rows_aligned(p.x, dtype_size(p.dtype)) && rows_aligned(p.weight, dtype_size(p.dtype));
+    args.aligned = rows_aligned(p.weight, dtype_size(p.dtype));
+    for (int i = 0; i < p.x.count; ++i) {
+        args.aligned = args.aligned && rows_aligned(p.x.part[i], dtype_size(p.dtype));
+    }
     Status status;
     dispatch_float(p.dtype, [&](auto type) {
         using T = typename decltype(type)::type;
-        dispatch_int<8, 16, 32, 64>(row_tile(p.x.size[0]), [&](auto rows) {
+        dispatch_int<8, 16, 32, 64>(row_tile(p.x.rows), [&](auto rows) {
             status = launch<LinearTraits<T, decltype(rows)::value>>(args, stream);
         });
     });

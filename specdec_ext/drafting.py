@@ -1,0 +1,115 @@
+"""Around the draft pass of block drafters (DFlash, DSpark): tensor code alone, on the tensors' device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec_ext.ops import next_round
+
+
+def _fail(function, argument, wanted, got):
+    raise RuntimeError(f"specdec_ext.{function}: {argument}: wanted {wanted}, got {got}")
+
+
+def prepare_kv_weights(k_weights: Sequence[Tensor], v_weights: Sequence[Tensor]) -> Tensor:
+    """Stack the K and V projections of all draft layers, once after loading.
+
+    In DFlash and DSpark the K and V of a context token are the layers' own projections of one and the same
+    row of features, so one product gives them all::
+
+        kv = row_linear(features, weight).view(R, L, 2, num_kv_heads, head_dim)      # for inject_kv
+
+    Args:
+        k_weights: of each layer ``[Hkv * D, d]``, any dtype, all of one shape, dtype and device.
+        v_weights: the same.
+
+    Returns:
+        weight ``[L * 2 * Hkv * D, d]``, contiguous: K of layer 0, V of layer 0, K of layer 1, ..
+
+    Raises:
+        RuntimeError: no layers, lists of different lengths, weights that differ or are no matrices.
+    """
+    if len(k_weights) == 0:
+        _fail("prepare_kv_weights", "k_weights", "at least one layer", "none")
+    if len(v_weights) != len(k_weights):
+        _fail("prepare_kv_weights", "v_weights", f"{len(k_weights)} layers", len(v_weights))
+    first = k_weights[0]
+    if first.dim() != 2:
+        _fail("prepare_kv_weights", "k_weights[0]", "shape [Hkv * D, d]", list(first.shape))
+    for name, weights in (("k_weights", k_weights), ("v_weights", v_weights)):
+        for i, w in enumerate(weights):
+            for what in ("shape", "dtype", "device"):
+                if getattr(w, what) != getattr(first, what):
+                    wanted = f"the {what} of k_weights[0], {getattr(first, what)}"
+                    _fail("prepare_kv_weights", f"{name}[{i}]", wanted, getattr(w, what))
+    both = torch.stack([torch.stack(list(k_weights)), torch.stack(list(v_weights))], dim=1)
+    return both.reshape(-1, first.shape[1])
+
+
+def draft_block(
+    anchor_ids: Tensor,
+    positions: Tensor,
+    block_table: Tensor,
+    *,
+    page_size: int,
+    num_drafts: int,
+    mask_token_id: int,
+    sample_from_anchor: bool,
+    max_len: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The input of a draft pass: the anchor and mask tokens of every request, and which rows are read.
+
+    Block drafters are read in two ways that no shape tells apart; the wrong one costs nearly all
+    acceptance. ``sample_from_anchor=True`` (DSpark, DeepSpec's DFlash): the block has ``num_drafts`` rows
+    and row k predicts draft k + 1, row 0 being the anchor. False (z-lab's DFlash): it has
+    ``num_drafts + 1`` rows, row k predicts draft k, and row 0 is not read. Draft k stands at position
+    anchor + k either way.
+
+    This is `next_round` with one emitted token, for a block that follows no verification, such as the first
+    one; between rounds `next_round` itself makes the block, with ``block_len=num_drafts`` or
+    ``num_drafts + 1``.
+
+    Args:
+        anchor_ids: ``[B]`` int32 or int64, the last token of each request; negative: an inactive request.
+        positions: int32 ``[B]``, absolute position of the anchor: the KV cache holds those before it.
+        block_table: int32 ``[B, P]``, last dimension dense: the page of every page_size places.
+        page_size: places of a page, at least 1.
+        num_drafts: G, at least 1.
+        mask_token_id: input id of the rows behind the anchor, and of requests without a block.
+        sample_from_anchor: which rows predict drafts.
+        max_len: int32 ``[B]``, most tokens of the request; its anchor may be the last one.
+
+    Returns:
+        input_ids: ``[B, N]``, dtype of anchor_ids; N = num_drafts, or num_drafts + 1.
+        positions, slots: int64 ``[B, N]``, as of `next_round`: slot -1 where the block table has no page
+            and at places from ``max_len[b]`` on. Inactive requests, and those whose anchor is their last
+            token, have mask_token_id, position 0 and slot -1.
+        draft_rows: int64 ``[B, num_drafts]``, rows of the flattened block ``[B * N]`` that predict drafts 1
+            to num_drafts.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or option; names op, argument, wanted, got.
+    """
+    for name, t in (("anchor_ids", anchor_ids), ("positions", positions)):
+        if t.dim() != 1:
+            _fail("draft_block", name, "shape [B]", list(t.shape))
+    if positions.dtype != torch.int32:
+        _fail("draft_block", "positions", "dtype int32", str(positions.dtype)[6:])
+    if num_drafts < 1:
+        _fail("draft_block", "num_drafts", "at least 1", num_drafts)
+    length = num_drafts if sample_from_anchor else num_drafts + 1
+    input_ids, at, slots, *_ = next_round(
+        anchor_ids[:, None],
+        torch.zeros_like(positions),
+        positions - 1,
+        block_table,
+        page_size=page_size,
+        block_len=length,
+        mask_token_id=mask_token_id,
+        max_len=max_len,
+    )
+    rows = torch.arange(anchor_ids.shape[0] * length, device=anchor_ids.device)
+    return input_ids, at, slots, rows.view(-1, length)[:, length - num_drafts :]
