@@ -135,6 +135,18 @@ def call(op, ops, seed=0, dtype=torch.float32):
             names = ("base_logits", "anchor_ids", "w1", "w2", "seeds", "positions")
             out += ops.markov_draft(*[case.pop(name) for name in names], **case)
         return out
+    if op == "expand_tree":
+        logits = torch.randn(2, 3, 17000, generator=g)
+        logits[0, 1] = logits[0, 1].round()  # ties
+        scores = torch.tensor([[0.0, -1.0, -2.0], [-1.0, float("nan"), 0.0]])
+        return ops.expand_tree(logits.to(dtype), scores, 7, vocab_size=17000)
+    if op == "build_tree":
+        from oracles import build_tree as oracle
+
+        out = []
+        for kind in ("tree", "any", "tied"):
+            out += ops.build_tree(*oracle.random_case(g, 3, 90, 40, kind).values())
+        return out
     if op == "schedule_prefix":
         confidence = 0.3 + 0.7 * torch.rand(40, 7, generator=g)
         confidence[3] = confidence[30]

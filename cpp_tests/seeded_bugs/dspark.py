@@ -1,6 +1,7 @@
 """Seeded bugs of schedule_prefix and markov_draft: (id, file, old text, new text, build, says, tests), see mutations.py."""
 
 SCHEDULE = "csrc/kernels/schedule_prefix/cuda.cu"
+SORT = "csrc/kernels/common/sort.cuh"
 SCHEDULE_CPU = "csrc/kernels/schedule_prefix/cpu.cpp"
 RULES = "csrc/kernels/schedule_prefix/params.h"
 SCHEDULE_TESTS = "python_tests/test_schedule_prefix.py"
@@ -81,7 +82,7 @@ BUGS = [
     ),
     (
         "schedule-sort-without-barrier",
-        SCHEDULE,
+        SORT,
         "                __syncthreads();\n            }\n",
         "                __syncwarp();\n            }\n",
         "hooks",

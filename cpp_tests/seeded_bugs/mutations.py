@@ -15,6 +15,7 @@ import dspark
 import keys
 import rounds
 import row_linear
+import tree_build
 import tree_ops
 import verify_tree
 
@@ -321,6 +322,7 @@ _OTHERS = [
     Mutation(*row)
     for row in [
         *tree_ops.BUGS,
+        *tree_build.BUGS,
         *verify_tree.BUGS,
         *attention.VALUE_BUGS,
         *rounds.BUGS,
@@ -332,7 +334,7 @@ _OTHERS = [
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
-    for id, file, old, new, tests, *objects in cpu.BUGS
+    for id, file, old, new, tests, *objects in cpu.BUGS + tree_build.CPU_BUGS
 ]
 _AMX = [
     Mutation(id, file, old, new, "cpu", "", tests, isa="amx")
