@@ -1,7 +1,7 @@
 # The one list of sources. An op adds its stem to SPECDEC_OPS; its files then follow by name:
 # kernels/<op>/cpu.cpp, kernels/<op>/cuda.cu, ops/<op>.cpp.
-set(SPECDEC_OPS append_kv build_tree compact_kv expand_tree markov_draft next_round row_linear sample
-    schedule_prefix tree_from_mask tree_links verify_attention verify_chain verify_tree)
+set(SPECDEC_OPS append_kv block_tree build_tree compact_kv expand_tree markov_draft next_round row_linear
+    sample schedule_prefix tree_from_mask tree_links verify_attention verify_chain verify_tree)
 
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.
 set(SPECDEC_EXTRA_CUDA

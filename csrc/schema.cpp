@@ -81,6 +81,12 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "Tensor anchor_ids, Tensor positions, SymInt num_nodes) -> (Tensor input_ids, "
         "Tensor parents, Tensor tree_mask, Tensor node_positions, Tensor first_child, "
         "Tensor next_sibling, Tensor status)");
+    // The best tree from the logits of a block drafter, by products of per-position probabilities.
+    m.def(
+        "block_tree(Tensor logits, Tensor anchor_ids, Tensor positions, SymInt num_nodes, SymInt "
+        "topk, *, SymInt vocab_size, Tensor? d2t=None, bool d2t_is_offset=True, Tensor? "
+        "temperature=None) -> (Tensor input_ids, Tensor parents, Tensor tree_mask, Tensor "
+        "node_positions, Tensor first_child, Tensor next_sibling, Tensor status)");
     // Ancestor masks, depths and child links of draft trees, from their parents.
     m.def(
         "tree_links(Tensor parents, Tensor cu_rows, SymInt max_nodes) -> (Tensor tree_mask, "

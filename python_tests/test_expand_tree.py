@@ -95,7 +95,7 @@ def test_eagle_sizes(backend, dtype):
 def test_equal_logits_go_by_column(backend, vocab):
     """A flat row: its first columns. More ties than any list holds."""
     case = oracle.random_case(seeded(4), 1, 2, 8, vocab) | {"logits": torch.zeros(1, 2, vocab)}
-    case["logits"][0, 1, vocab // 2 :] = -0.0  # the same number as 0
+    case["logits"][0, 1, : vocab // 2] = -0.0  # the same number as 0
     case["parent_scores"] = torch.zeros(1, 2)
     out = check(backend, case)
     assert out[3].tolist() == [[*range(8), *range(8)]]

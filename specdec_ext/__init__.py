@@ -20,6 +20,7 @@ from specdec_ext.calibration import (  # noqa: E402
 from specdec_ext.ops import (  # noqa: E402
     SamplingControls,
     append_kv,
+    block_tree,
     build_tree,
     compact_kv,
     cpu_isa,
@@ -46,6 +47,7 @@ __all__ = [
     "StepTable",
     "append_kv",
     "best_budget",
+    "block_tree",
     "build_info",
     "build_tree",
     "calibration_error",

@@ -22,6 +22,7 @@ def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
     return [
         "append_kv",
+        "block_tree",
         "build_tree",
         "compact_kv",
         "expand_tree",
@@ -1087,6 +1088,74 @@ def _build_tree_fake(
     candidate_tokens, candidate_scores, candidate_parents, anchor_ids, positions, num_nodes
 ):
     return _new_trees(candidate_tokens, candidate_tokens, candidate_tokens.shape[0], num_nodes)
+
+
+def block_tree(
+    logits: Tensor,
+    anchor_ids: Tensor,
+    positions: Tensor,
+    num_nodes: int,
+    topk: int,
+    *,
+    vocab_size: int,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    temperature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Build the most probable draft tree from the logits of a block drafter (DFlash, DSpark's parallel stage).
+
+    The law of position g, ``softmax(logits[b, g] / temperature[b])``, does not depend on the path, so the
+    probability of a path is the product of its tokens' probabilities, and the best tree of num_nodes nodes holds the
+    num_nodes - 1 best paths (best-first search, as in DDTree). At every position the topk first tokens by (logit
+    descending, column ascending) take part. A path's score is the float32 sum of its log-probabilities from the
+    anchor on; ties go by depth, then by the number of the parent, then by rank. Nodes are numbered in this order:
+    the first n nodes are the tree of n nodes. Logits are read once; the result has the same bits alone and in any
+    batch, on the CPU and on CUDA.
+
+    Verify with ``verify_tree(children="deterministic")``: siblings are chosen, not drawn.
+
+    Args:
+        logits: ``[B, G, V']`` float32, float16 or bfloat16, last dimension dense, G at most 64: row g is the law of
+            the token at position anchor + 1 + g. Columns past vocab_size (past the length of d2t) are ignored.
+        anchor_ids: ``[B]`` int32 or int64, the last committed tokens.
+        positions: ``[B]`` int32 or int64, absolute positions of the anchors.
+        num_nodes: N, nodes of a tree with its root, 1 to 256; W = ceil(N / 32).
+        topk: tokens of a position, 1 to 32.
+        vocab_size: ids of the target.
+        d2t: int64 ``[Vd]``, as in `expand_tree`.
+        temperature: float32 ``[B]``; below 1e-5, negative or NaN is 1. None is 1.
+
+    Returns:
+        input_ids: ``[B, N]``, dtype of anchor_ids; the other six as `build_tree` returns them. Of status: 16
+        (BAD_TREE) where there are fewer than num_nodes nodes, 2 (DRAFT_NAN) where a position has NaN or +inf or
+        nothing finite, and no nodes from there on.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.block_tree(
+        logits,
+        anchor_ids,
+        positions,
+        num_nodes,
+        topk,
+        vocab_size=vocab_size,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        temperature=temperature,
+    )
+
+
+@fake(
+    "block_tree",
+    logits="float [B, G, any]",
+    d2t="int64 [any]",
+    anchor_ids="index [B]",
+    positions="index [B]",
+    temperature="float32 [B]",
+)
+def _block_tree_fake(logits, anchor_ids, positions, num_nodes, topk, **options):
+    return _new_trees(logits, anchor_ids, logits.shape[0], num_nodes)
 
 
 def tree_links(

@@ -9,14 +9,14 @@
 
 #include "params.h"
 #include "sort.cuh"
-#include "tree.cuh"
+#include "tree_nodes.cuh"
 
 namespace specdec::cuda {
 namespace {
 
 // --- Traits ---------------------------------------------------------------------------------------
 constexpr int kThreads = 512;
-constexpr int kMaxNodes = static_cast<int>(kMaxBuildNodes);
+constexpr int kMaxNodes = static_cast<int>(kMaxDraftedNodes);
 constexpr int kMaxCandidates = static_cast<int>(kMaxBuildCandidates);
 constexpr int kRoot = -1;    // as the parent of a place
 constexpr int kNobody = -2;  // neither the root nor chosen
@@ -44,7 +44,7 @@ __device__ __forceinline__ int choose(const BuildTreeParams& p, int64_t b, int s
     sort_keys<kThreads>(plan.keys, sorted);
     const int rank = static_cast<int>(threadIdx.x);
     const bool taken =
-        rank < p.num_nodes - 1 && rank < p.num_candidates && plan.keys[rank] != kNoOrder;
+        rank < p.nodes.num_nodes - 1 && rank < p.num_candidates && plan.keys[rank] != kNoOrder;
     if (taken) {
         const uint32_t candidate = id_of_order(plan.keys[rank]);
         atomicOr(&plan.chosen[candidate / 32], 1u << (candidate % 32));
@@ -121,7 +121,7 @@ __device__ __forceinline__ int number_places(int count, Plan& plan) {
 
 // From places to nodes. Barriers before and after.
 __device__ __forceinline__ void fill_nodes(const BuildTreeParams& p, int count, Plan& plan) {
-    for (int node = static_cast<int>(threadIdx.x); node < p.num_nodes; node += kThreads) {
+    for (int node = static_cast<int>(threadIdx.x); node < p.nodes.num_nodes; node += kThreads) {
         plan.node_candidate[node] = plan.node_parent[node] = -1;
     }
     __syncthreads();
@@ -134,25 +134,6 @@ __device__ __forceinline__ void fill_nodes(const BuildTreeParams& p, int count, 
     __syncthreads();
 }
 
-__device__ __forceinline__ void write_outputs(const BuildTreeParams& p, int64_t b,
-                                              const Plan& plan) {
-    const int num_nodes = static_cast<int>(p.num_nodes), words = static_cast<int>(p.num_words);
-    Parents parents;
-    parents.data = plan.node_parent;
-    parents.size[0] = num_nodes;
-    parents.stride[0] = 1;
-    for (int i = static_cast<int>(threadIdx.x); i < num_nodes * words; i += kThreads) {
-        const int node = i / words, word = i % words;
-        const Ancestry found = ancestry_of(parents, 0, node, num_nodes, word);
-        p.tree_mask[(b * num_nodes + node) * words + word] = static_cast<int32_t>(found.words);
-        if (word != 0) continue;
-        const Links links = found.depth < 0 ? Links{-1, -1} : links_of(parents, 0, node, num_nodes);
-        write_node(p, b, node, plan.node_candidate[node], plan.node_parent[node], found.depth);
-        p.first_child[b * num_nodes + node] = links.first_child;
-        p.next_sibling[b * num_nodes + node] = links.next_sibling;
-    }
-}
-
 // --- Kernel ---------------------------------------------------------------------------------------
 __global__ void __launch_bounds__(kThreads)
     build_tree_kernel(const __grid_constant__ BuildTreeParams p, int sorted) {
@@ -163,8 +144,11 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     const int nodes = number_places(count, plan);
     fill_nodes(p, count, plan);
-    write_outputs(p, b, plan);
-    if (threadIdx.x == 0) p.status[b] = nodes < p.num_nodes ? kBadTree : 0;
+    write_tree(p.nodes, b, plan.node_parent, [&](int node) {
+        const int32_t candidate = plan.node_candidate[node];
+        return candidate < 0 ? int64_t{-1} : candidate_token(p, b, candidate);
+    });
+    if (threadIdx.x == 0) p.nodes.status[b] = nodes < p.nodes.num_nodes ? kBadTree : 0;
 }
 
 }  // namespace

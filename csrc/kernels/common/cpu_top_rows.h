@@ -103,6 +103,7 @@ int64_t first_columns(const TopBlocks<T>& blocks, int64_t k, const Fn& fn) {
 // --- 3. A row ---------------------------------------------------------------------------------------
 // Its first tokens in order; behind `count` there are none.
 struct TopList {
+    bool has_law;
     int count;
     int64_t token[kMaxTop];
     double logprob[kMaxTop];
@@ -129,7 +130,8 @@ class TopRow {
         }
         out->count = 0;
         TopLaw law;
-        if (law_of_row(scale, &law)) list(law, out);
+        out->has_law = law_of_row(scale, &law);
+        if (out->has_law) list(law, out);
     }
 
   private:
@@ -206,6 +208,7 @@ void for_top_rows(const TopRows& p, const Done& done) {
         const int64_t b = r / p.rows(), f = r % p.rows();
         TopList list;
         list.count = 0;
+        list.has_law = false;
         if (is_alive(p.score(b, f))) row.read(b, f, across_tiles, &list);
         done(b, f, list);
     };

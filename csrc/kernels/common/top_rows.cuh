@@ -245,6 +245,8 @@ __device__ __forceinline__ void read_part(const TopRows& p, int64_t b, int64_t f
     }
 }
 
+namespace {  // a kernel of every file that launches it
+
 __global__ void __launch_bounds__(kTopThreads, 1)
     read_top_rows_kernel(const __grid_constant__ TopRows p, void* scratch) {
     CU_SHARED(plan, TopPlan);
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(kTopThreads, 1)
     }
 }
 
-inline Status read_top_rows(const TopRows& p, void* scratch, Stream stream) {
+Status read_top_rows(const TopRows& p, void* scratch, Stream stream) {
     const int64_t rows = p.batch() * p.rows(), parts = top_parts(p);
     if (rows == 0) return Status{};
     const Status status = check_grid(rows, parts);
@@ -269,6 +271,8 @@ inline Status read_top_rows(const TopRows& p, void* scratch, Stream stream) {
     cfg.stream = stream;
     return cu::launch(cfg, read_top_rows_kernel, p, scratch);
 }
+
+}  // namespace
 
 // --- Later launches: a row, by a warp ---------------------------------------------------------------------
 // Of two ascending lists with an order to a lane, the first 32, ascending.
@@ -285,7 +289,8 @@ __device__ __forceinline__ uint64_t merge_orders(uint64_t a, uint64_t b) {
 }
 
 struct TopOfRow {
-    TopLaw law;      // where there is some order
+    bool has_law;
+    TopLaw law;
     uint64_t order;  // lane i: of the row's i-th column; kNoOrder: there is none
 };
 
@@ -293,7 +298,7 @@ struct TopOfRow {
 __device__ __forceinline__ TopOfRow top_of_row(const TopRows& p, void* scratch, int64_t b,
                                                int64_t f, float score) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    TopOfRow top{{0.0f, p.scale(b), 0.0}, kNoOrder};
+    TopOfRow top{false, {0.0f, p.scale(b), 0.0}, kNoOrder};
     if (!is_alive(score)) return top;
     const TopScratch in = top_scratch(p, scratch, b * p.rows() + f);
     const int64_t num_tiles = p.num_tiles();
@@ -310,6 +315,7 @@ __device__ __forceinline__ TopOfRow top_of_row(const TopRows& p, void* scratch, 
         const TopTileStats tile = in.tiles[t];
         sum = sum + tile.sum * exp2_of((tile.max - max) * top.law.scale);
     }
+    top.has_law = true;
     top.law.max = max;
     top.law.log2_sum = log2_of(static_cast<double>(warp_sum(sum)));
     for (int64_t part = 0; part < top_parts(p); ++part) {
