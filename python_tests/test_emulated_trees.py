@@ -78,3 +78,19 @@ def test_build_tree_writes_each_word_once(count, num_nodes):
     assert written["input_ids"] == written["node_positions"] == 8 * batch * num_nodes
     assert written["status"] == 4 * batch
     assert stats["tensors"]["candidate_scores"]["read_bytes"] == 4 * batch * count
+
+
+@pytest.mark.parametrize("num_nodes", [16, 64])
+def test_block_tree_reads_each_logit_once(num_nodes):
+    backend = backends.get("emu_hooks")
+    rows, vocab = 3, 32000
+    logits = torch.randn(1, rows, vocab, generator=torch.Generator().manual_seed(3)).bfloat16()
+    one = torch.zeros(1).long()
+    stats = backend.stats(
+        lambda: backend.ops.block_tree(logits, one, one, num_nodes, 8, vocab_size=vocab)
+    )
+    assert stats["launches"] == 2
+    tensors = stats["tensors"]
+    assert tensors["logits"]["read_bytes"] == logits.numel() * 2
+    assert tensors["tree_mask"]["written_bytes"] == 4 * num_nodes * -(-num_nodes // 32)
+    assert tensors["scratch"]["bytes"] <= 0.02 * logits.numel() * 2

@@ -6,6 +6,7 @@ import torch
 import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
+from oracles import block_tree as block_oracle
 from oracles import build_tree as build_oracle
 from oracles import compact_kv as compact_oracle
 from oracles import expand_tree as expand_oracle
@@ -56,6 +57,8 @@ CASES = {
     | {"active": torch.ones(5, dtype=torch.bool)},
     "expand_tree": expand_oracle.random_case(G) | {"d2t": torch.zeros(50, dtype=torch.int64)},
     "build_tree": build_oracle.random_case(G),
+    "block_tree": block_oracle.random_case(G)
+    | {"d2t": torch.zeros(30, dtype=torch.int64), "temperature": torch.ones(2)},
     "verify_chain": chains.random_case(5, 40, 3, seed=1),
     "verify_tree": trees.random_case(4, 40, 6, seed=2, children="sampled", method="token"),
     "tree_links": LINKS | {"max_nodes": 3},
@@ -153,6 +156,8 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("expand_tree", "parent_scores", 1),
         ("build_tree", "candidate_parents", 1),
         ("build_tree", "positions", 0),
+        ("block_tree", "anchor_ids", 0),
+        ("block_tree", "temperature", 0),
         ("markov_draft", "anchor_ids", 0),
         ("markov_draft", "w2", 1),
         ("markov_draft", "hidden", 1),
@@ -212,6 +217,9 @@ def test_absurd_capacities_are_refused():
             ("verify_tree", "max_depth"),
             ("tree_links", "max_nodes"),
             ("build_tree", "num_nodes"),
+            ("block_tree", "num_nodes"),
+            ("block_tree", "topk"),
+            ("expand_tree", "topk"),
             ("next_round", "page_size"),
             ("next_round", "block_len"),
         ]:

@@ -5,6 +5,9 @@ import pytest
 import torch
 from compare import assert_same
 from oracles import build_tree as oracle
+from tree_cases import check_links
+
+import specdec_ext
 
 VOCAB, HEADS, HEAD_DIM, PAGE, PAGES, BATCH = 40, 2, 64, 16, 12, 2
 ROUNDS = 3
@@ -131,3 +134,37 @@ def test_a_bushy_tree_leaves_the_cache_of_its_path(backend, temperature):
             plain = model.qkv[1:, torch.tensor(text[b], device=on)]
             assert_same(cached, plain.cpu(), f"cache of request {b}")
     assert accepts > ROUNDS
+
+
+@pytest.mark.parametrize("num_nodes", [9, 12])
+def test_a_static_tree_takes_its_tokens_by_rank(backend, num_nodes):
+    """A tree of Medusa's kind: its nodes are candidates of the ranks that tree_from_paths gives, all as good as
+    each other, and build_tree leaves them as they are."""
+    paths = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1]]
+    parents, ranks = specdec_ext.tree_from_paths(paths)
+    depth = check_links(backend, parents, torch.tensor([0, 9]).int(), 9)[1]
+    rows = torch.randn(BATCH, 3, VOCAB, generator=torch.Generator().manual_seed(3)).to(
+        backend.device
+    )
+    # Every depth is a frontier node of its own; its first tokens are those of the ranks.
+    scores = torch.zeros(BATCH, 3, device=backend.device)
+    candidates = backend.ops.expand_tree(rows, scores, 4, vocab_size=VOCAB)[3].view(BATCH, 3, 4)
+    tokens = candidates[:, depth[1:].long() - 1, ranks[1:].long()]
+    numbers = torch.arange(BATCH, device=backend.device)
+    above = (parents[1:] - 1).repeat(BATCH, 1).to(backend.device)
+    out = backend.ops.build_tree(
+        tokens, torch.zeros(BATCH, 8, device=backend.device), above, numbers, numbers, num_nodes
+    )
+    ids, got, mask, positions, first, following, status = (t.cpu() for t in out)
+    assert status.tolist() == [0 if num_nodes == 9 else 16] * BATCH
+    wanted = check_links(backend, parents, torch.tensor([0, 9]).int(), 9)
+    for b in range(BATCH):
+        assert_same(got[b, :9].contiguous(), parents)
+        assert_same(ids[b, 1:9].contiguous(), tokens[b].cpu())
+        assert torch.equal(positions[b, :9], b + depth)
+        for mine, theirs in zip(
+            (mask[b], first[b], following[b]), (wanted[0], *wanted[2:4]), strict=True
+        ):
+            assert_same(mine[:9].contiguous(), theirs)
+    best = rows.topk(4, -1).indices
+    assert torch.equal(candidates, best)
