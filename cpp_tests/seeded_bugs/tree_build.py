@@ -114,8 +114,6 @@ BUGS = [
      BLOCK_TESTS),
     ("block-children-of-the-parent", BLOCK, "path_at(p, plan, path.depth + 1, count, 0);",
      "path_at(p, plan, path.depth + 1, path.parent, 0);", "plain", "", BLOCK_TESTS),
-    ("block-paths-taken-early", BLOCK, "        __syncwarp();  // paths have been read\n", "", "hooks", RACE_SHARED,
-     BLOCK_TESTS),
     ("block-paths-read-late", BLOCK, "        }\n        __syncwarp();\n    }\n    for", "        }\n    }\n    for",
      "hooks", RACE_SHARED, BLOCK_TESTS),
     ("block-first-of-the-lane", BLOCK, "mine = order < mine ? order : mine;", "mine = i == lane ? order : mine;", "plain",

@@ -59,7 +59,7 @@ __device__ __forceinline__ uint64_t first_of_warp(uint64_t order) {
     return static_cast<uint64_t>(high) << 32 | __reduce_min_sync(kFullMask, mine);
 }
 
-// Takes paths until the tree is full or none is left. By one warp; path n may lie in place 0 .. n.
+// Takes paths until the tree is full or none is left. By one warp; a lane reads the places that are its own.
 __device__ __forceinline__ void take_paths(const BlockTreeParams& p, Plan& plan) {
     const int lane = static_cast<int>(threadIdx.x);
     const int most = static_cast<int>(p.nodes.num_nodes);
@@ -81,7 +81,6 @@ __device__ __forceinline__ void take_paths(const BlockTreeParams& p, Plan& plan)
         }
         const uint64_t best = first_of_warp(mine);
         if (best == kNoOrder) break;
-        __syncwarp();  // paths have been read
         if (mine == best) {
             const BlockPath path = BlockPath::of(best);
             plan.parent[count] = path.parent;
