@@ -1,99 +1,104 @@
-// build_tree on the CPU: the best candidates, the order of their numbers by a heap of those whose parent has one,
-// then masks from parents and links from the last node up.
+// build_tree on the CPU: a limit of the score that the best candidates reach, found by bisection over counts (vectors
+// of compares, no branches, no sort); those that do, in the order of their indices, which is that of the numbers
+// wherever parents come first; then masks from parents and links from the last node up.
 // Work: a thread takes whole requests. Bytes moved: C (8 + id) read, N (20 + id + 4 W) written.
-// Determinism: orders are of (score, index), and no two are equal; the rest are integers.
-#include <algorithm>
-#include <functional>
-#include <vector>
-
+// Determinism: equal scores go by index; the rest are integers.
 #include "parallel.h"
 #include "params.h"
 
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
-// The tree of a request. Numbers of candidates are their places in `chosen`.
+constexpr int32_t kRoot = -1;    // as the parent of a place
+constexpr int32_t kNobody = -2;  // neither the root nor chosen
+
+// The chosen candidates of a request, by their places in the order of indices.
 struct Chosen {
-    std::vector<uint64_t> orders;
-    std::vector<int32_t> candidates;   // ascending
-    std::vector<int32_t> first, next;  // children of a place + 1, of the root at 0; -1: none
-    std::vector<int32_t> ready;        // a heap: the lowest place first
-    std::vector<int32_t> number;       // of a place: its node
-    std::vector<int32_t> parent;       // of a place: its parent's place; -1: the root
-    std::vector<int32_t> place;        // of a node
+    uint32_t keys[kMaxBuildCandidates];     // upper halves of orders
+    int32_t place_of[kMaxBuildCandidates];  // of a candidate; kNobody: it is not chosen
+    int32_t candidate[kMaxDraftedNodes];
+    int32_t parent[kMaxDraftedNodes];  // a place, kRoot or kNobody
+    int32_t number[kMaxDraftedNodes];  // the node of a place; 0: it is none
+    int32_t place[kMaxDraftedNodes];   // of a node
+    int32_t count;
 };
 
 void choose(const BuildTreeParams& p, int64_t b, Chosen& c) {
-    c.orders.clear();
-    for (int64_t i = 0; i < p.num_candidates; ++i) {
-        const uint64_t order = candidate_order(p, b, i);
-        if (order != kNoOrder) c.orders.push_back(order);
+    const int32_t candidates = static_cast<int32_t>(p.num_candidates);
+    const int32_t wanted = static_cast<int32_t>(p.nodes.num_nodes - 1);
+    for (int32_t i = 0; i < candidates; ++i) {
+        c.keys[i] = static_cast<uint32_t>(candidate_order(p, b, i) >> 32);
     }
-    const int64_t count = std::min<int64_t>(p.nodes.num_nodes - 1, c.orders.size());
-    if (count < static_cast<int64_t>(c.orders.size())) {
-        std::nth_element(c.orders.begin(), c.orders.begin() + count, c.orders.end());
+    const auto count_up_to = [&](uint32_t limit) {
+        int32_t count = 0;
+        for (int32_t i = 0; i < candidates; ++i) count += c.keys[i] <= limit ? 1 : 0;
+        return count;
+    };
+    // The least limit that enough candidates reach; that of all usable ones where they are too few.
+    uint32_t low = 0, limit = static_cast<uint32_t>(kNoOrder >> 32) - 1;
+    int32_t below = 0, up_to = count_up_to(limit);
+    while (low < limit && up_to > wanted) {
+        const uint32_t middle = low + (limit - low) / 2;
+        const int32_t count = count_up_to(middle);
+        if (count >= wanted) {
+            limit = middle;
+            up_to = count;
+        } else {
+            low = middle + 1;
+            below = count;
+        }
     }
-    c.candidates.resize(count);
-    for (int64_t i = 0; i < count; ++i) {
-        c.candidates[i] = static_cast<int32_t>(id_of_order(c.orders[i]));
+    // Of one key there may be more than are wanted: below it lie `below`, all of which are.
+    int32_t ties = up_to > wanted ? wanted - below : up_to;
+    c.count = 0;
+    for (int32_t i = 0; i < candidates; ++i) {
+        const bool tie = up_to > wanted && c.keys[i] == limit;
+        const bool take = c.keys[i] <= limit && (!tie || ties > 0);
+        ties -= tie ? 1 : 0;
+        c.place_of[i] = take ? c.count : kNobody;
+        if (take) c.candidate[c.count++] = i;
     }
-    std::sort(c.candidates.begin(), c.candidates.end());
 }
 
-// Lists every chosen candidate below its parent, where that one is chosen or the root.
-void list_children(const BuildTreeParams& p, int64_t b, Chosen& c) {
-    const int32_t count = static_cast<int32_t>(c.candidates.size());
-    c.first.assign(count + 1, -1);
-    c.next.assign(count, -1);
-    c.parent.resize(count);
-    for (int32_t i = count - 1; i >= 0; --i) {
-        const int32_t parent = *p.parents.at(b, c.candidates[i]);
-        int32_t place = -1;
-        if (parent != -1) {
-            const auto at = std::lower_bound(c.candidates.begin(), c.candidates.end(), parent);
-            if (at == c.candidates.end() || *at != parent) continue;
-            place = static_cast<int32_t>(at - c.candidates.begin());
-        }
-        c.parent[i] = place;
-        c.next[i] = c.first[place + 1];
-        c.first[place + 1] = i;
+// Gives every place its number; returns how many nodes there are with the root.
+int32_t number_places(const BuildTreeParams& p, int64_t b, Chosen& c) {
+    bool in_order = true;
+    for (int32_t i = 0; i < c.count; ++i) {
+        const int32_t parent = *p.parents.at(b, c.candidate[i]);
+        const bool inside = parent >= 0 && parent < p.num_candidates;
+        c.parent[i] = parent == -1 ? kRoot : inside ? c.place_of[parent] : kNobody;
+        c.number[i] = 0;
+        in_order = in_order && c.parent[i] <= i;
     }
+    int32_t nodes = 1;
+    const auto take_if_ready = [&](int32_t i) {
+        const int32_t parent = c.parent[i];
+        const bool ready = parent == kRoot || (parent >= 0 && c.number[parent] > 0);
+        if (!ready || c.number[i] > 0) return false;
+        c.place[nodes] = i;
+        c.number[i] = nodes++;
+        return true;
+    };
+    if (in_order) {
+        for (int32_t i = 0; i < c.count; ++i) take_if_ready(i);
+        return nodes;
+    }
+    // A child may wait for its parent: always the lowest place that can be taken.
+    for (int32_t i = 0; i < c.count;) i = take_if_ready(i) ? 0 : i + 1;
+    return nodes;
 }
 
 void request_tree(const BuildTreeParams& p, int64_t b, Chosen& c) {
     choose(p, b, c);
-    list_children(p, b, c);
-
-    // Nodes in the order of their numbers: a child waits for its parent, so this reaches no cycle.
-    const auto later = std::greater<int32_t>();
-    c.number.assign(c.candidates.size(), -1);
-    c.place.assign(1, -1);
-    c.ready.clear();
-    const auto add_children = [&](int32_t place) {
-        for (int32_t i = c.first[place + 1]; i >= 0; i = c.next[i]) {
-            c.ready.push_back(i);
-            std::push_heap(c.ready.begin(), c.ready.end(), later);
-        }
-    };
-    add_children(-1);
-    while (!c.ready.empty()) {
-        std::pop_heap(c.ready.begin(), c.ready.end(), later);
-        const int32_t place = c.ready.back();
-        c.ready.pop_back();
-        c.number[place] = static_cast<int32_t>(c.place.size());
-        c.place.push_back(place);
-        add_children(place);
-    }
-
-    const int64_t count = static_cast<int64_t>(c.place.size());
+    const int32_t nodes = number_places(p, b, c);
     write_tree(
-        p.nodes, b, count,
-        [&](int64_t node) { return candidate_token(p, b, c.candidates[c.place[node]]); },
+        p.nodes, b, nodes,
+        [&](int64_t node) { return candidate_token(p, b, c.candidate[c.place[node]]); },
         [&](int64_t node) {
             const int32_t parent = c.parent[c.place[node]];
-            return parent < 0 ? 0 : c.number[parent];
+            return parent == kRoot ? 0 : c.number[parent];
         });
-    p.nodes.status[b] = count < p.nodes.num_nodes ? kBadTree : 0;
+    p.nodes.status[b] = nodes < p.nodes.num_nodes ? kBadTree : 0;
 }
 
 }  // namespace
