@@ -1,6 +1,6 @@
 # The one list of sources. An op adds its stem to SPECDEC_OPS; its files then follow by name:
 # kernels/<op>/cpu.cpp, kernels/<op>/cuda.cu, ops/<op>.cpp.
-set(SPECDEC_OPS append_kv compact_kv fuse_features inject_kv markov_draft next_round row_linear
+set(SPECDEC_OPS append_kv block_tree build_tree compact_kv expand_tree fuse_features inject_kv markov_draft next_round row_linear
     sample schedule_prefix tree_from_mask tree_links verify_attention verify_chain verify_tree)
 
 # Further CUDA files of an op (instances, combine kernels), relative to csrc/.

@@ -73,6 +73,23 @@ SPECDEC_LIBRARY(SPECDEC_NAMESPACE, m) {
         "schedule_prefix(Tensor confidence, Tensor steps_per_second, *, Tensor? budget=None, "
         "SymInt min_drafts=0, SymInt? max_drafts=None, Tensor? active=None) -> "
         "(Tensor num_drafts, Tensor cu_rows)");
+    // One depth of an EAGLE-2/3 draft tree: candidates of the frontier, and the next frontier.
+    m.def(
+        "expand_tree(Tensor logits, Tensor parent_scores, SymInt topk, *, SymInt vocab_size, "
+        "Tensor? d2t=None, bool d2t_is_offset=True) -> (Tensor tokens, Tensor parent_slot, "
+        "Tensor scores, Tensor candidate_tokens, Tensor candidate_scores, Tensor candidate_index)");
+    // The best candidates of all depths as a tree: ids, parents, ancestor masks, positions, links.
+    m.def(
+        "build_tree(Tensor candidate_tokens, Tensor candidate_scores, Tensor candidate_parents, "
+        "Tensor anchor_ids, Tensor positions, SymInt num_nodes) -> (Tensor input_ids, "
+        "Tensor parents, Tensor tree_mask, Tensor node_positions, Tensor first_child, "
+        "Tensor next_sibling, Tensor status)");
+    // The best tree from the logits of a block drafter, by products of per-position probabilities.
+    m.def(
+        "block_tree(Tensor logits, Tensor anchor_ids, Tensor positions, SymInt num_nodes, SymInt "
+        "topk, *, SymInt vocab_size, Tensor? d2t=None, bool d2t_is_offset=True, Tensor? "
+        "temperature=None) -> (Tensor input_ids, Tensor parents, Tensor tree_mask, Tensor "
+        "node_positions, Tensor first_child, Tensor next_sibling, Tensor status)");
     // Ancestor masks, depths and child links of draft trees, from their parents.
     m.def(
         "tree_links(Tensor parents, Tensor cu_rows, SymInt max_nodes) -> (Tensor tree_mask, "

@@ -154,6 +154,26 @@ def call(op, ops, seed=0, dtype=torch.float32):
             greedy |= {"prepared": list(prepare_markov(tensors[3])), "return_logprobs": False}
             out += ops.markov_draft(*tensors, **case | greedy)
         return out
+    if op == "expand_tree":
+        logits = torch.randn(2, 3, 17000, generator=g)
+        logits[0, 1] = logits[0, 1].round()  # ties
+        scores = torch.tensor([[0.0, -1.0, -2.0], [-1.0, float("nan"), 0.0]])
+        return ops.expand_tree(logits.to(dtype), scores, 7, vocab_size=17000)
+    if op == "block_tree":
+        logits = 2 * torch.randn(2, 4, 17000, generator=g)
+        logits[0, 1] = logits[0, 1].round()
+        logits[1, 3, 9] = float("nan")
+        numbers, temperature = torch.tensor([5, 6]), torch.tensor([1.0, 0.6])
+        return ops.block_tree(
+            logits.to(dtype), numbers, numbers, 40, 6, vocab_size=17000, temperature=temperature
+        )
+    if op == "build_tree":
+        from oracles import build_tree as oracle
+
+        out = []
+        for kind in ("tree", "any", "tied"):
+            out += ops.build_tree(*oracle.random_case(g, 3, 90, 40, kind).values())
+        return out
     if op == "schedule_prefix":
         confidence = 0.3 + 0.7 * torch.rand(40, 7, generator=g)
         confidence[3] = confidence[30]

@@ -6,7 +6,10 @@ import torch
 import trees
 from compare import assert_same
 from oracles import append_kv as append_oracle
+from oracles import block_tree as block_oracle
+from oracles import build_tree as build_oracle
 from oracles import compact_kv as compact_oracle
+from oracles import expand_tree as expand_oracle
 from oracles import fuse_features as fuse_oracle
 from oracles import inject_kv as inject_oracle
 from oracles import markov_draft as markov_oracle
@@ -65,6 +68,10 @@ CASES = {
     "markov_draft": markov_oracle.random_case(G, columns=20, head="gated"),
     "schedule_prefix": schedule_oracle.random_case(G, budget=True)
     | {"active": torch.ones(5, dtype=torch.bool)},
+    "expand_tree": expand_oracle.random_case(G) | {"d2t": torch.zeros(50, dtype=torch.int64)},
+    "build_tree": build_oracle.random_case(G),
+    "block_tree": block_oracle.random_case(G)
+    | {"d2t": torch.zeros(30, dtype=torch.int64), "temperature": torch.ones(2)},
     "verify_chain": chains.random_case(5, 40, 3, seed=1),
     "verify_tree": trees.random_case(4, 40, 6, seed=2, children="sampled", method="token"),
     "tree_links": LINKS | {"max_nodes": 3},
@@ -159,6 +166,11 @@ def test_on_meta_bad_arguments_raise_as_on_data(op, name):
         ("row_linear", "weight", 1),
         ("row_linear", "bias", 0),
         ("schedule_prefix", "active", 0),
+        ("expand_tree", "parent_scores", 1),
+        ("build_tree", "candidate_parents", 1),
+        ("build_tree", "positions", 0),
+        ("block_tree", "anchor_ids", 0),
+        ("block_tree", "temperature", 0),
         ("markov_draft", "anchor_ids", 0),
         ("markov_draft", "w2", 1),
         ("markov_draft", "hidden", 1),
@@ -237,6 +249,10 @@ def test_absurd_capacities_are_refused():
             ("verify_chain", "max_drafts"),
             ("verify_tree", "max_depth"),
             ("tree_links", "max_nodes"),
+            ("build_tree", "num_nodes"),
+            ("block_tree", "num_nodes"),
+            ("block_tree", "topk"),
+            ("expand_tree", "topk"),
             ("next_round", "page_size"),
             ("next_round", "block_len"),
         ]:

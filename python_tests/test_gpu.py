@@ -187,6 +187,33 @@ def test_trees_graph_replays_with_new_data():
             assert_same(got.cpu(), want)
 
 
+def drafted_trees(logits, scores, anchors):
+    """The builders of draft trees on one frontier, and on the same rows as a block."""
+    depth = torch.ops.specdec.expand_tree(logits, scores, 8, vocab_size=VOCAB)
+    parents = torch.full_like(depth[3], -1, dtype=torch.int32)
+    built = torch.ops.specdec.build_tree(depth[3], depth[4], parents, anchors, anchors, 20)
+    block = torch.ops.specdec.block_tree(logits, anchors, anchors, 40, 8, vocab_size=VOCAB)
+    return *depth, *built, *block
+
+
+def test_builders_of_trees_replay_with_new_data():
+    """Bit for bit what the CPU gives, dead rows and ties included."""
+    g = torch.Generator().manual_seed(10)
+    batches = []
+    for _ in range(2):
+        logits = torch.randn(3, 4, VOCAB, generator=g).bfloat16()
+        logits[1, 2, 5] = float("nan")
+        batches.append((logits, -torch.rand(3, 4, generator=g), torch.arange(3)))
+    tensors = [t.cuda() for t in batches[0]]
+    graph, out = graph_of(lambda: drafted_trees(*tensors))
+    for batch in (batches[1], batches[0]):
+        for tensor, value in zip(tensors, batch, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        for got, want in zip(out, drafted_trees(*batch), strict=True):
+            assert_same(got.cpu(), want)
+
+
 def round_case(seed):
     """Arguments of compact_kv behind its caches, and of next_round."""
     g = torch.Generator().manual_seed(seed)
@@ -262,11 +289,13 @@ def test_no_host_sync():
     injected = inject_case(8, "cuda")
     weight = torch.zeros(8, 2 * VOCAB, device="cuda").bfloat16()
     round_lists = [t.cuda() for t in lists], [t.cuda() for t in list(arguments.values())[:4]]
+    trees = torch.zeros(2, 3, VOCAB).cuda(), torch.zeros(2, 3).cuda(), torch.zeros(2).long().cuda()
     torch.cuda.set_sync_debug_mode("error")
     try:
         verify(case, options)
         links = torch.ops.specdec.tree_links(parents, case["cu_rows"], 64)
         torch.ops.specdec.tree_from_mask(links[0], case["cu_rows"])
+        drafted_trees(*trees)
         torch.ops.specdec.verify_attention(*attention.values(), max_rows=8)
         k = attention["k_cache"][0]
         torch.ops.specdec.append_kv(

@@ -24,7 +24,10 @@ def op_names() -> list[str]:
     """Names of all public ops, as registered under torch.ops.specdec."""
     return [
         "append_kv",
+        "block_tree",
+        "build_tree",
         "compact_kv",
+        "expand_tree",
         "fuse_features",
         "inject_kv",
         "markov_draft",
@@ -1092,6 +1095,215 @@ def _verify_tree_fake(
         target_logits.new_empty((batch, width, top), dtype=input_ids.dtype),
         target_logits.new_empty((batch, width, top), dtype=torch.float32),
     )
+
+
+def expand_tree(
+    logits: Tensor,
+    parent_scores: Tensor,
+    topk: int,
+    *,
+    vocab_size: int,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Expand a draft tree by one depth, as EAGLE-2 and EAGLE-3 do (arXiv 2406.16858, section 4.1).
+
+    Every frontier node f has topk candidates: the first tokens of its row by (logit descending, column
+    ascending), with score ``parent_scores[b, f] + log_softmax(logits[b, f])[token]``, float32 of one rounding.
+    The first topk of all F * topk candidates by (score descending, place ascending) win: they are the next
+    frontier. All candidates stay eligible for `build_tree`. Logits are read once; scores have the same bits alone
+    and in any batch, on the CPU and on CUDA.
+
+    A row with NaN or +inf or nothing finite, a parent score of -inf or NaN, and places behind the last token of
+    finite logit give candidates with token -1 and score -inf, which come last.
+
+    Args:
+        logits: ``[B, F, V']`` float32, float16 or bfloat16, last dimension dense. Columns past vocab_size (past
+            the length of d2t) are ignored. Depth 1 of a tree is F = 1 with parent scores 0.
+        parent_scores: float32 ``[B, F]``, cumulative log-probabilities, any strides.
+        topk: candidates of a node and winners of a request, 1 to 32.
+        vocab_size: ids of the target.
+        d2t: int64 ``[Vd]``: column i is the target id ``i + d2t[i]`` (``d2t[i]`` without d2t_is_offset). A column
+            whose id is outside the vocabulary is no candidate, but the softmax is over all columns.
+
+    Returns:
+        tokens: int64 ``[B, topk]``, target ids of the winners.
+        parent_slot: int32 ``[B, topk]``, the frontier node that each one continues (-1 where F is 0): gather
+            hidden states by it.
+        scores: float32 ``[B, topk]``, the next parent_scores.
+        candidate_tokens: int64 ``[B, F * topk]``, candidate i of node f at ``f * topk + i``.
+        candidate_scores: float32 ``[B, F * topk]``.
+        candidate_index: int32 ``[B, topk]``, place of each winner among the candidates (-1 where F is 0).
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.expand_tree(
+        logits,
+        parent_scores,
+        topk,
+        vocab_size=vocab_size,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+    )
+
+
+@fake(
+    "expand_tree",
+    logits="float [B, F, any]",
+    d2t="int64 [any]",
+    parent_scores="float32 [B, F]",
+)
+def _expand_tree_fake(logits, parent_scores, topk, *, vocab_size, d2t=None, d2t_is_offset=True):
+    batch, nodes = logits.shape[:2]
+
+    def new(count, dtype):
+        return logits.new_empty((batch, count), dtype=dtype)
+
+    return (
+        new(topk, torch.int64),
+        new(topk, torch.int32),
+        new(topk, torch.float32),
+        new(nodes * topk, torch.int64),
+        new(nodes * topk, torch.float32),
+        new(topk, torch.int32),
+    )
+
+
+def build_tree(
+    candidate_tokens: Tensor,
+    candidate_scores: Tensor,
+    candidate_parents: Tensor,
+    anchor_ids: Tensor,
+    positions: Tensor,
+    num_nodes: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Build a draft tree of the best candidates, in one launch: EAGLE-2's rerank (arXiv 2406.16858, section 4.2).
+
+    The ``num_nodes - 1`` best usable candidates by (score descending, index ascending) are chosen; a candidate
+    with a token below 0 or a score of -inf or NaN is not usable. Node 0 is the anchor; the others are numbered by
+    ascending candidate index, but a child waits for its parent. A chosen candidate without a whole path of chosen
+    ones to the root (a parent out of range, not chosen, or in a cycle) is dropped and not replaced.
+
+    Args:
+        candidate_tokens: ``[B, C]`` int32 or int64, C at most 2048, any strides: the candidates of all depths.
+        candidate_scores: float32 ``[B, C]``, any strides: cumulative scores, children not above their parents.
+        candidate_parents: int32 ``[B, C]``, any strides: the candidate that each one continues, -1: the anchor.
+        anchor_ids: ``[B]`` int32 or int64, the last committed tokens.
+        positions: ``[B]`` int32 or int64, absolute positions of the anchors.
+        num_nodes: N, nodes of a tree with its root, 1 to 256; W = ceil(N / 32).
+
+    Returns:
+        input_ids: ``[B, N]``, dtype of candidate_tokens.
+        parents: int32 ``[B, N]``, node numbers, -1 for the root; every parent before its children.
+        tree_mask: int32 ``[B, N, W]``: bit j % 32 of word j // 32 says that node j is the row's or an ancestor.
+        node_positions: int64 ``[B, N]``, position of the anchor plus depth.
+        first_child, next_sibling: int32 ``[B, N]``, as in `tree_links`.
+        status: int32 ``[B]``, 16 (BAD_TREE) where there are fewer than num_nodes nodes. Behind the last node:
+            ids, parents and links -1, of the mask the own bit, the anchor's position.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device or option; names op, argument, wanted, got.
+    """
+    return _ops.build_tree(
+        candidate_tokens, candidate_scores, candidate_parents, anchor_ids, positions, num_nodes
+    )
+
+
+def _new_trees(like, ids, batch, num_nodes):
+    """Results of build_tree."""
+    shape = (batch, num_nodes)
+    return (
+        like.new_empty(shape, dtype=ids.dtype),
+        like.new_empty(shape, dtype=torch.int32),
+        like.new_empty((*shape, (num_nodes + 31) // 32), dtype=torch.int32),
+        like.new_empty(shape, dtype=torch.int64),
+        like.new_empty(shape, dtype=torch.int32),
+        like.new_empty(shape, dtype=torch.int32),
+        like.new_empty(batch, dtype=torch.int32),
+    )
+
+
+@fake(
+    "build_tree",
+    candidate_tokens="index [B, C]",
+    candidate_scores="float32 [B, C]",
+    candidate_parents="int32 [B, C]",
+    anchor_ids="index [B]",
+    positions="index [B]",
+)
+def _build_tree_fake(
+    candidate_tokens, candidate_scores, candidate_parents, anchor_ids, positions, num_nodes
+):
+    return _new_trees(candidate_tokens, candidate_tokens, candidate_tokens.shape[0], num_nodes)
+
+
+def block_tree(
+    logits: Tensor,
+    anchor_ids: Tensor,
+    positions: Tensor,
+    num_nodes: int,
+    topk: int,
+    *,
+    vocab_size: int,
+    d2t: Tensor | None = None,
+    d2t_is_offset: bool = True,
+    temperature: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Build the most probable draft tree from the logits of a block drafter (DFlash, DSpark's parallel stage).
+
+    The law of position g, ``softmax(logits[b, g] / temperature[b])``, does not depend on the path, so the
+    probability of a path is the product of its tokens' probabilities, and the best tree of num_nodes nodes holds the
+    num_nodes - 1 best paths (best-first search, as in DDTree). At every position the topk first tokens by (logit
+    descending, column ascending) take part. A path's score is the float32 sum of its log-probabilities from the
+    anchor on; ties go by depth, then by the number of the parent, then by rank. Nodes are numbered in this order:
+    the first n nodes are the tree of n nodes. Logits are read once; the result has the same bits alone and in any
+    batch, on the CPU and on CUDA.
+
+    Verify with ``verify_tree(children="deterministic")``: siblings are chosen, not drawn.
+
+    Args:
+        logits: ``[B, G, V']`` float32, float16 or bfloat16, last dimension dense, G at most 64: row g is the law of
+            the token at position anchor + 1 + g. Columns past vocab_size (past the length of d2t) are ignored.
+        anchor_ids: ``[B]`` int32 or int64, the last committed tokens.
+        positions: ``[B]`` int32 or int64, absolute positions of the anchors.
+        num_nodes: N, nodes of a tree with its root, 1 to 256; W = ceil(N / 32).
+        topk: tokens of a position, 1 to 32.
+        vocab_size: ids of the target.
+        d2t: int64 ``[Vd]``, as in `expand_tree`.
+        temperature: float32 ``[B]``; below 1e-5, negative or NaN is 1. None is 1.
+
+    Returns:
+        input_ids: ``[B, N]``, dtype of anchor_ids; the other six as `build_tree` returns them. Of status: 16
+        (BAD_TREE) where there are fewer than num_nodes nodes, 2 (DRAFT_NAN) where a position has NaN or +inf or
+        nothing finite, and no nodes from there on.
+
+    Raises:
+        RuntimeError: wrong shape, dtype, device, stride or option; names op, argument, wanted, got.
+    """
+    return _ops.block_tree(
+        logits,
+        anchor_ids,
+        positions,
+        num_nodes,
+        topk,
+        vocab_size=vocab_size,
+        d2t=d2t,
+        d2t_is_offset=d2t_is_offset,
+        temperature=temperature,
+    )
+
+
+@fake(
+    "block_tree",
+    logits="float [B, G, any]",
+    d2t="int64 [any]",
+    anchor_ids="index [B]",
+    positions="index [B]",
+    temperature="float32 [B]",
+)
+def _block_tree_fake(logits, anchor_ids, positions, num_nodes, topk, **options):
+    return _new_trees(logits, anchor_ids, logits.shape[0], num_nodes)
 
 
 def tree_links(

@@ -1,6 +1,7 @@
 """Seeded bugs of schedule_prefix and markov_draft: (id, file, old text, new text, build, says, tests), see mutations.py."""
 
 SCHEDULE = "csrc/kernels/schedule_prefix/cuda.cu"
+SORT = "csrc/kernels/common/sort.cuh"
 SCHEDULE_CPU = "csrc/kernels/schedule_prefix/cpu.cpp"
 RULES = "csrc/kernels/schedule_prefix/params.h"
 SCHEDULE_TESTS = "python_tests/test_schedule_prefix.py"
@@ -82,7 +83,7 @@ BUGS = [
     ),
     (
         "schedule-sort-without-barrier",
-        SCHEDULE,
+        SORT,
         "                __syncthreads();\n            }\n",
         "                __syncwarp();\n            }\n",
         "hooks",
@@ -121,8 +122,8 @@ BUGS = [
      "dots[i * kWarpSize + lane] + 0.5f * to_float(", "plain", "", f"{MARKOV_TESTS}::oracle"),
     ("markov-number-of-the-step-before", SETTLE, "p.positions[b], k + 1, Purpose::kDraft",
      "p.positions[b], k, Purpose::kDraft", "plain", "", f"{MARKOV_TESTS}::oracle"),
-    ("markov-columns-as-targets", MARKOV_RULES, "if (p.d2t == nullptr) return column;",
-     "return column;", "plain", "", f"{MARKOV_TESTS}::oracle or vocabulary or maps"),
+    ("markov-columns-as-targets", MARKOV_RULES, "ColumnMap{p.d2t, p.d2t_is_offset",
+     "ColumnMap{nullptr, p.d2t_is_offset", "plain", "", f"{MARKOV_TESTS}::oracle or vocabulary or maps"),
     ("markov-foreign-columns-in-the-law", MARKOV, "markov_token(p, column) < 0) z[i] = -infinity;",
      "markov_token(p, column) < -1) z[i] = -infinity;", "plain", "",
      f"{MARKOV_TESTS}::columns_without"),

@@ -17,6 +17,7 @@ import keys
 import pruning
 import rounds
 import row_linear
+import tree_build
 import tree_ops
 import verify_tree
 
@@ -325,6 +326,7 @@ _OTHERS = [
     Mutation(*row)
     for row in [
         *tree_ops.BUGS,
+        *tree_build.BUGS,
         *verify_tree.BUGS,
         *attention.VALUE_BUGS,
         *rounds.BUGS,
@@ -338,7 +340,7 @@ _OTHERS = [
 
 _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
-    for id, file, old, new, tests, *objects in cpu.BUGS + dflash.CPU_BUGS
+    for id, file, old, new, tests, *objects in cpu.BUGS + dflash.CPU_BUGS + tree_build.CPU_BUGS
 ]
 _PAIRS = [
     Mutation(id, file, old, new, "cpu", "", tests, isas=isas)

@@ -23,6 +23,7 @@
 #pragma once
 
 #include "bounds.h"
+#include "column_map.h"
 #include "exact_math.h"
 #include "floats_view.h"
 #include "isa.h"
@@ -113,11 +114,7 @@ SPECDEC_HD float* logits_row(const MarkovDraftParams& p, int64_t b, int64_t k) {
 
 // The target id of a column; -1 where it has none inside the vocabulary.
 SPECDEC_HD int64_t markov_token(const MarkovDraftParams& p, int64_t column) {
-    if (p.d2t == nullptr) return column;
-    const uint64_t delta = static_cast<uint64_t>(p.d2t[column]);
-    const int64_t id =
-        static_cast<int64_t>(delta + (p.d2t_is_offset ? static_cast<uint64_t>(column) : 0u));
-    return id >= 0 && id < p.vocab_size ? id : -1;
+    return ColumnMap{p.d2t, p.d2t_is_offset, p.vocab_size}.token(column);
 }
 SPECDEC_HD bool is_token(const MarkovDraftParams& p, int64_t id) {
     return id >= 0 && id < p.vocab_size;

@@ -7,15 +7,14 @@
 //   Determinism: keys are all different, and sums are integers.
 #include "kernel.h"
 
-#include "block.cuh"
 #include "params.h"
+#include "sort.cuh"
 
 namespace specdec::cuda {
 namespace {
 
 constexpr int kThreads = 512;
 constexpr int kPerThread = static_cast<int>(kMaxCandidates) / kThreads;
-constexpr int kWarpKeys = 2 * kWarpSize;  // a warp compares 32 pairs at a time
 
 using UnitScratch = BlockScratch<unsigned long long, kThreads>;
 using CountScratch = BlockScratch<int, kThreads>;
@@ -52,31 +51,6 @@ __device__ __forceinline__ Start list_candidates(const SchedulePrefixParams& p, 
     const Start start{block_sum<kThreads>(tau, units), block_sum<kThreads>(rows, counts),
                       block_sum<kThreads>(candidates, counts)};
     return start;
-}
-
-// Ascending, the first `size` keys, a power of two.
-__device__ __forceinline__ void sort_keys(uint64_t* keys, int size) {
-    for (int width = 2; width <= size; width *= 2) {
-        for (int distance = width / 2; distance > 0; distance /= 2) {
-            for (int pair = static_cast<int>(threadIdx.x); pair < size / 2; pair += kThreads) {
-                const int low = pair / distance * 2 * distance + pair % distance;
-                const uint64_t a = keys[low], b = keys[low + distance];
-                const bool ascending = (low & width) == 0;
-                if ((b < a) == ascending) {
-                    keys[low] = b;
-                    keys[low + distance] = a;
-                }
-            }
-            // The pairs of a warp within 64 keys are its own until the distance grows again.
-            const int next = distance > 1 ? distance / 2 : width;
-            if (distance < kWarpKeys && next < kWarpKeys) {
-                __syncwarp();
-            } else {
-                __syncthreads();
-            }
-        }
-    }
-    __syncthreads();
 }
 
 // How many candidates are admitted before the first one that does not raise the throughput.
@@ -126,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Start start = list_candidates(p, keys, units, counts);
 
     // 2. Admit.
-    sort_keys(keys, sorted);
+    sort_keys<kThreads>(keys, sorted);
     int admitted;
     if (p.budget != nullptr) {
         admitted = min(p.budget[0], start.candidates);
