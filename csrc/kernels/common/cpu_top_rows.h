@@ -22,9 +22,9 @@ SPECDEC_SIMD void add_exp2(Native (&sum)[N], Native (&x)[N]) {
     NativeInt n[N];
 #define SPECDEC_EACH_VECTOR(step) _Pragma("GCC unroll 4") for (int i = 0; i < N; ++i) step
     SPECDEC_EACH_VECTOR(x[i] = max(x[i], spread<Native>(kAddExp2Floor)));
-    SPECDEC_EACH_VECTOR(f[i] = x[i] + spread<Native>(kExp2Round));
-    SPECDEC_EACH_VECTOR(n[i] = (as_bits(f[i]) << 23) + (127 << 23));
-    SPECDEC_EACH_VECTOR(f[i] = x[i] - (f[i] - spread<Native>(kExp2Round)));
+    SPECDEC_EACH_VECTOR(f[i] = x[i] + spread<Native>(kAddExp2Round));
+    SPECDEC_EACH_VECTOR(n[i] = as_bits(f[i]) << 23);
+    SPECDEC_EACH_VECTOR(f[i] = x[i] - (f[i] - spread<Native>(kAddExp2Round)));
     SPECDEC_EACH_VECTOR(p[i] = spread<Native>(kAddExp2Powers[0]));
     _Pragma("GCC unroll 5") for (int k = 1; k < 6; ++k) {
         SPECDEC_EACH_VECTOR(p[i] = fma(p[i], f[i], spread<Native>(kAddExp2Powers[k])));

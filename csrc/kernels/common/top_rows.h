@@ -52,6 +52,7 @@ struct TopRows {
 // sum + 2^x for x <= 0, in one step less than exp2_of: x is raised to -125, which is nothing beside a sum that
 // holds a 1, and 2^f for |f| <= 1/2 is a polynomial of degree 5, relative error below 2e-7. Exactly 1 at 0.
 constexpr float kAddExp2Floor = -125.0f;
+constexpr float kAddExp2Round = kExp2Round + 127.0f;  // with the bias of an exponent
 constexpr float kAddExp2Powers[] = {0x1.5bb9f4p-10f, 0x1.3cea84p-7f, 0x1.c6b754p-5f,
                                     0x1.ebf9bcp-3f,  0x1.62e42ap-1f, 1.0f};
 SPECDEC_HD float add_exp2(float sum, float x) {
@@ -59,9 +60,9 @@ SPECDEC_HD float add_exp2(float sum, float x) {
                     kPower2 = kAddExp2Powers[2], kPower3 = kAddExp2Powers[3],
                     kPower4 = kAddExp2Powers[4], kPower5 = kAddExp2Powers[5];
     x = x > kAddExp2Floor ? x : kAddExp2Floor;
-    float f = x + kExp2Round;
-    const uint32_t exponent = (float_bits(f) << 23) + (127u << 23);
-    f = x - (f - kExp2Round);
+    float f = x + kAddExp2Round;
+    const uint32_t exponent = float_bits(f) << 23;  // of f, only x's integer is left
+    f = x - (f - kAddExp2Round);
     float p = fused(kPower0, f, kPower1);
     p = fused(p, f, kPower2);
     p = fused(p, f, kPower3);
