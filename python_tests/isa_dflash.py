@@ -1,5 +1,4 @@
-"""Results of inject_kv and fuse_features on one instruction set, a part of those of isa_linear.py: a process of
-their own would cost more than they do."""
+"""Results of inject_kv and fuse_features on this process's instruction set: see instruction_sets.py and test_fuse_features.py."""
 
 import torch
 from oracles import fuse_features as fuse_oracle

@@ -1,9 +1,5 @@
-"""Results of row_linear, and of isa_dflash.py, on one instruction set, saved to the file named on the command line
-(test_row_linear.py compares them). Not a test by itself: SPECDEC_CPU_ISA is read once per process."""
+"""Results of row_linear on this process's instruction set: see instruction_sets.py and test_row_linear.py."""
 
-import sys
-
-import isa_dflash
 import torch
 
 import specdec_ext
@@ -25,13 +21,9 @@ def cases():
 
 
 def results():
-    out = {"isa": specdec_ext.cpu_isa()} | isa_dflash.results()
+    out = {}
     for name, (x, weight, bias) in cases():
         out[name] = specdec_ext.row_linear(x, weight, bias)
         alone = [specdec_ext.row_linear(x[r : r + 1], weight, bias) for r in range(x.shape[0])]
         out[f"{name} row by row"] = torch.cat(alone)
     return out
-
-
-if __name__ == "__main__":
-    torch.save(results(), sys.argv[1])

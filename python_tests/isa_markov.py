@@ -1,7 +1,4 @@
-"""Results of markov_draft on one instruction set, saved to the file named on the command line
-(test_markov_draft.py compares them). Not a test by itself: SPECDEC_CPU_ISA is read once per process."""
-
-import sys
+"""Results of markov_draft on this process's instruction set: see instruction_sets.py and test_markov_draft.py."""
 
 import torch
 from oracles import markov_draft as oracle
@@ -10,7 +7,7 @@ import specdec_ext
 
 
 def results():
-    out = {"isa": specdec_ext.cpu_isa()}
+    out = {}
     for seed, head in enumerate(["vanilla", "gated", "rnn"] * 2):
         for weights in (torch.float32, torch.float16, torch.bfloat16):
             g = torch.Generator().manual_seed(seed)
@@ -27,7 +24,3 @@ def results():
             for name, tensor in zip(oracle.NAMES, results, strict=True):
                 out[f"{seed} {head} {weights} {name}"] = tensor
     return out
-
-
-if __name__ == "__main__":
-    torch.save(results(), sys.argv[1])

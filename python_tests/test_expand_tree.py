@@ -262,8 +262,8 @@ def test_batch_threads_and_strides_change_nothing(backend):
         torch.set_num_threads(threads)
 
 
-def test_instruction_sets_agree(tmp_path):
-    saved = results_by_isa("isa_expand_tree.py", tmp_path)
+def test_instruction_sets_agree():
+    saved = results_by_isa("isa_expand_tree")
     for isa, results in saved.items():
         for name, tensor in results.items():
             assert_same(tensor, saved["baseline"][name], f"{isa}: {name}")

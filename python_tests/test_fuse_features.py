@@ -6,6 +6,7 @@ from compare import assert_close, assert_rounded_once, assert_same
 from huge_strides import huge
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instruction_sets import OWN_BF16, results_by_isa
 from oracles import fuse_features as oracle
 from test_row_linear import at_the_end
 
@@ -239,3 +240,13 @@ def test_random_calls(backend):
             )
 
     fuzz()
+
+
+def test_instruction_sets_give_the_same_bits():
+    """Of inject_kv too; products of bf16 pairs round in their own ways."""
+    results = results_by_isa("isa_dflash")
+    for isa, other in results.items():
+        for name in other:
+            pairs = isa in OWN_BF16 and name.startswith("fuse") and "bfloat16" in name
+            if not pairs:
+                assert_same(other[name], results["baseline"][name], f"{name} on {isa}")

@@ -447,8 +447,8 @@ def test_a_prefix_of_the_block_is_a_shorter_block(backend):
         assert_same(mine, theirs[:, :2].contiguous())
 
 
-def test_instruction_sets_give_the_same_bits(tmp_path):
-    results = results_by_isa("isa_markov.py", tmp_path)
+def test_instruction_sets_give_the_same_bits():
+    results = results_by_isa("isa_markov")
     for isa, tensors in results.items():
         for name, tensor in tensors.items():
             assert_same(tensor, results["baseline"][name], f"{name} on {isa}")

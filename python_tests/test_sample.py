@@ -302,8 +302,8 @@ def test_opcheck_and_compile():
     assert_same(exported(logits, seeds, positions), wanted[0])
 
 
-def test_every_instruction_set_gives_the_same_bits(tmp_path):
-    results = results_by_isa("isa_bits.py", tmp_path)
+def test_every_instruction_set_gives_the_same_bits():
+    results = results_by_isa("isa_bits")
     for isa, tensors in results.items():
         for name, wanted in results["baseline"].items():
             assert_same(tensors[name], wanted, f"{name} on {isa}")

@@ -278,9 +278,9 @@ def test_threads_change_no_bit(rows, lens, kv_heads):
         assert_same(results[count][1], results[1][1], f"lse with {count} threads")
 
 
-def test_instruction_sets_give_the_same_bits(tmp_path):
+def test_instruction_sets_give_the_same_bits():
     """Every instruction set this CPU has, each in its own process; bf16 on AMX has bits of its own."""
-    saved = results_by_isa("isa_attention.py", tmp_path)
+    saved = results_by_isa("isa_attention")
     for isa, results in saved.items():
         for name, wanted in saved["baseline"].items():
             # Tiles of bf16 round products and weights in their own way; the oracle judges those.
