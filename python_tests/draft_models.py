@@ -31,13 +31,16 @@ _NO_HEADS = {"markov_rank": 0, "enable_confidence_head": False}
 
 
 def config_of(kind, markov_head="vanilla"):
-    """config.json of `dspark`, `deepspec_dflash`, `dflash` (z-lab) or `eagle3`."""
+    """config.json of `dspark`, `deepspec_dflash`, `dflash` (z-lab), `eagle3` or `deepspec_eagle3`."""
     if kind == "dflash":
         own = {"architectures": ["DFlashDraftModel"], **_LAYERS, "dflash_config": dict(_TAPS)}
         return _QWEN3 | own
     if kind == "eagle3":
         own = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED}
         return _QWEN3 | own | {"num_hidden_layers": 1}
+    if kind == "deepspec_eagle3":
+        own = {"architectures": ["Qwen3Eagle3Model"], "target_layer_ids": [1, 2, 4]}
+        return _QWEN3 | own | {"num_hidden_layers": 1, "ttt_length": 7, "step_loss_decay": 1.0}
     own = {"architectures": ["Qwen3DSparkModel"], "tie_word_embeddings": False, **_LAYERS, **_TAPS}
     own["layer_types"] = ["full_attention"] * 2
     if kind == "deepspec_dflash":
@@ -70,8 +73,14 @@ def tensors_of(kind, markov_head="vanilla", seed=0):
             t |= {f"{prefix}self_attn.{side}_norm.weight": gains(HEAD_DIM) for side in "qk"}
         return t
 
+    def copies():
+        return {f"{name}.weight": matrix(vocab_size, d) for name in ("embed_tokens", "lm_head")}
+
     norms = ("input_layernorm", "post_attention_layernorm")
     tensors = {"fc.weight": matrix(d, 3 * d), "norm.weight": gains(d)}
+    if kind == "deepspec_eagle3":
+        tensors |= layer("layers.0.", 2 * d, (*norms, "hidden_norm"), normed=True)
+        return tensors | copies()
     if kind == "eagle3":
         tensors |= layer("midlayer.", 2 * d, (*norms, "hidden_norm"), normed=False)
         ids = torch.randperm(vocab_size, generator=generator)[:REDUCED].sort().values
@@ -84,7 +93,7 @@ def tensors_of(kind, markov_head="vanilla", seed=0):
         tensors |= layer(f"layers.{index}.", d, norms, normed=True)
     if kind == "dflash":
         return tensors
-    tensors |= {f"{name}.weight": matrix(vocab_size, d) for name in ("embed_tokens", "lm_head")}
+    tensors |= copies()
     if kind == "dspark":
         head = "markov_head."
         tensors |= {f"{head}markov_w{i}.weight": matrix(vocab_size, RANK, 2.0) for i in (1, 2)}
@@ -208,3 +217,42 @@ def markov_bias(t, markov_head, previous, hidden):
     both = torch.cat([hidden, embedded], -1)
     confidence = both @ t["confidence_head.proj.weight"][0] + t["confidence_head.proj.bias"]
     return torch.stack(rows), confidence.sigmoid()
+
+
+EAGLE3_TAPS = {"eagle3": (1, 2, 2), "deepspec_eagle3": (1, 2, 4)}  # the first: of 6 target layers
+
+
+def eagle3_features(t, kind, weights, tokens):
+    outputs = target_hiddens(weights, tokens)
+    return torch.cat([outputs[layer] for layer in EAGLE3_TAPS[kind]], -1) @ t["fc.weight"].T
+
+
+def eagle3_layer(t, kind, weights, tokens, hidden):
+    """Outputs of all rows: row i is tokens[i] and the hidden state before it."""
+    prefix = "midlayer." if kind == "eagle3" else "layers.0."
+    part, positions = prefix + "self_attn.", torch.arange(len(tokens))
+    x = torch.cat(
+        [
+            rms(weights.embedding[tokens], t[prefix + "input_layernorm.weight"], EPS),
+            rms(hidden, t[prefix + "hidden_norm.weight"], EPS),
+        ],
+        -1,
+    )
+    q, k, v = (heads(x, t[f"{part}{side}_proj.weight"]) for side in "qkv")
+    if kind == "deepspec_eagle3":
+        q, k = (rms(y, t[f"{part}{s}_norm.weight"], EPS) for y, s in ((q, "q"), (k, "k")))
+    q, k = turn(q, positions, THETA), turn(k, positions, THETA)
+    attended = attention(q, k, v, positions[:, None] >= positions)
+    return feed_forward(t, prefix, hidden + attended @ t[part + "o_proj.weight"].T)
+
+
+def eagle3_chain(t, kind, weights, tokens, drafts):
+    """Logits [len(drafts), Vd] of a chain whose tokens are given: tokens[-1] is the anchor."""
+    hidden, followers = eagle3_features(t, kind, weights, tokens[:-1]), tokens[1:]
+    head = t["lm_head.weight"] if kind == "eagle3" else weights.embedding
+    logits = []
+    for draft in drafts:
+        last = eagle3_layer(t, kind, weights, followers, hidden)[-1:]
+        logits.append(rms(last[0], t["norm.weight"], EPS) @ head.T)
+        hidden, followers = torch.cat([hidden, last]), torch.cat([followers, draft[None]])
+    return torch.stack(logits)

@@ -95,6 +95,15 @@ def test_eagle3_is_read(tmp_path):
     assert load_eagle3(tmp_path)[1].d2t is None
 
 
+def test_deepspec_eagle3_is_read(tmp_path):
+    tensors = written(tmp_path, "deepspec_eagle3")
+    config, weights = load_eagle3(tmp_path)
+    assert config.target_layer_ids == (1, 2, 4) and config.draft_vocab_size == 67
+    assert weights.embedding is None and weights.lm_head is None and weights.d2t is None
+    assert_same(weights.layer.k_norm, tensors["layers.0.self_attn.k_norm.weight"])
+    assert_same(weights.layer.ffn_down, tensors["layers.0.mlp.down_proj.weight"])
+
+
 def test_shards_and_state_dicts_hold_the_same(tmp_path):
     from safetensors.torch import save_file
 
@@ -163,6 +172,7 @@ GONE = object()
         ("dflash", "dflash_config", GONE, "dflash_config: wanted dict, got nothing"),
         ("dflash", "block_size", 1, "block_size: wanted at least 2, as row 0 predicts nothing, got 1"),
         ("eagle3", "num_hidden_layers", 2, "num_hidden_layers: wanted 1, got 2"),
+        ("eagle3", "norm_before_residual", True, "norm_before_residual: wanted False, got True"),
         ("eagle3", "draft_vocab_size", 68, "draft_vocab_size: wanted at most 67, got 68"),
     ],
 )  # fmt: skip

@@ -17,10 +17,9 @@ from drafters.dspark import DSpark, leading  # noqa: E402
 from drafters.weights import load_block_drafter  # noqa: E402
 from engine.batch import Drafts, Request  # noqa: E402
 from engine.decode import Engine  # noqa: E402
-from specdec_ext._philox import uniform  # noqa: E402
+from specdec_ext._philox import DRAFT, uniform  # noqa: E402
 
 TARGET = draft_models.TARGET
-DRAFT = 0  # docs/conventions.md
 NEW_TOKENS = [18, 5, 12]
 
 
@@ -251,7 +250,7 @@ def test_bf16_greedy_output_is_the_plain_one(backend, target, checkpoint, kind):
 
 def test_a_drafter_of_another_target_is_refused(target, checkpoint):
     _, (config, weights) = checkpoint("dflash")
-    with pytest.raises(ValueError, match="num_target_layers: wanted 6 as the target has, got 7"):
+    with pytest.raises(ValueError, match="num_layers: wanted 7, got 6"):
         DFlash(replace(config, num_target_layers=7), weights, target)
     with pytest.raises(ValueError, match="DSpark: markov_rank: wanted at least 1, got 0"):
         DSpark(config, weights, target)

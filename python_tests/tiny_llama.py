@@ -64,6 +64,7 @@ def use_ops(monkeypatch, backend):
         "engine.decode",
         "drafters.dflash",
         "drafters.dspark",
+        "drafters.eagle3",
     ):
         monkeypatch.setattr(importlib.import_module(name), "ops", backend.ops)
 

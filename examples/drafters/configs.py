@@ -5,6 +5,7 @@
 | `Qwen3DSparkModel` | DeepSpec's DSpark, and its DFlash (`markov_rank` 0) | all at top level |
 | `DFlashDraftModel` | z-lab's DFlash | `mask_token_id` and `target_layer_ids` in `dflash_config` |
 | `LlamaForCausalLMEagle3` | EAGLE-3 | `draft_vocab_size`; the tapped layers follow from the target |
+| `Qwen3Eagle3Model` | DeepSpec's EAGLE-3 | `target_layer_ids`; the whole vocabulary, heads with norms |
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from pathlib import Path
 
 from drafters.files import ConfigFile
 
-DSPARK, DFLASH, EAGLE3 = "Qwen3DSparkModel", "DFlashDraftModel", "LlamaForCausalLMEagle3"
+DSPARK, DFLASH = "Qwen3DSparkModel", "DFlashDraftModel"
+EAGLE3, DEEPSPEC_EAGLE3 = "LlamaForCausalLMEagle3", "Qwen3Eagle3Model"
 HEADS = ("vanilla", "gated", "rnn")
 
 
@@ -56,6 +58,18 @@ class Eagle3Config:
     layers: LayerConfig
     draft_vocab_size: int
     target_hidden_size: int
+    layer_prefix: str  # of tensor names
+    normed_heads: bool
+    target_layer_ids: tuple[int, ...] | None  # None: those of `eagle3_taps`
+
+    @property
+    def num_features(self) -> int:
+        return 3 if self.target_layer_ids is None else len(self.target_layer_ids)
+
+
+def eagle3_taps(num_target_layers: int) -> tuple[int, int, int]:
+    """Outputs of these layers are what enters layers 2, L // 2 and L - 3."""
+    return 1, num_target_layers // 2 - 1, num_target_layers - 4
 
 
 def read_block_config(folder: Path, sample_from_anchor: bool | None = None) -> BlockConfig:
@@ -107,15 +121,25 @@ def read_block_config(folder: Path, sample_from_anchor: bool | None = None) -> B
 
 def read_eagle3_config(folder: Path) -> Eagle3Config:
     file = ConfigFile(folder / "config.json")
-    _architecture(file, (EAGLE3,))
+    deepspec = _architecture(file, (EAGLE3, DEEPSPEC_EAGLE3)) == DEEPSPEC_EAGLE3
     layers = _layers(file)
     if layers.num_layers != 1:
         file.fail("num_hidden_layers", 1, layers.num_layers)
-    draft_vocab_size = file.size("draft_vocab_size", layers.vocab_size)
+    for other in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        if file.get(other, bool, False):
+            file.fail(other, False, True)
+    draft_vocab_size = layers.vocab_size
+    if not deepspec:
+        draft_vocab_size = file.size("draft_vocab_size", layers.vocab_size)
     if draft_vocab_size > layers.vocab_size:
         file.fail("draft_vocab_size", f"at most {layers.vocab_size}", draft_vocab_size)
     return Eagle3Config(
-        layers, draft_vocab_size, file.size("target_hidden_size", layers.hidden_size)
+        layers=layers,
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=file.size("target_hidden_size", layers.hidden_size),
+        layer_prefix="layers.0." if deepspec else "midlayer.",
+        normed_heads=deepspec,
+        target_layer_ids=file.integers("target_layer_ids") if deepspec else None,
     )
 
 

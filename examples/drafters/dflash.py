@@ -9,7 +9,7 @@ from torch import Tensor
 
 import specdec_ext
 from drafters.configs import BlockConfig
-from drafters.layers import finish_layer, rms_norm, turned_heads
+from drafters.layers import check_target, finish_layer, rms_norm, turned_heads
 from drafters.weights import BlockWeights, move
 from engine.batch import BatchState, Drafts, TargetPass
 from engine.kv_cache import PagedKvCache, slots_of
@@ -24,7 +24,12 @@ class DFlash:
     name = "DFlash"
 
     def __init__(self, config: BlockConfig, weights: BlockWeights, target: LlamaModel):
-        check_target(config, target)
+        check_target(
+            target,
+            hidden_size=config.layers.hidden_size,
+            vocab_size=config.layers.vocab_size,
+            num_layers=config.num_target_layers,
+        )
         self.config, self.target = config, target
         self.weights = move(weights, target.device, target.dtype)
         self.tapped_layers = config.target_layer_ids
@@ -125,14 +130,3 @@ class DFlash:
             eps=c.norm_eps,
             **rows,
         )
-
-
-def check_target(config: BlockConfig, target: LlamaModel) -> None:
-    """The drafter reads and writes in the target's terms, so these must agree."""
-    for what, drafter, wanted in (
-        ("hidden_size", config.layers.hidden_size, target.config.hidden_size),
-        ("vocab_size", config.layers.vocab_size, target.config.vocab_size),
-        ("num_target_layers", config.num_target_layers, target.config.num_layers),
-    ):
-        if drafter != wanted:
-            raise ValueError(f"drafter: {what}: wanted {wanted} as the target has, got {drafter}")

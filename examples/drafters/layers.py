@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from drafters.weights import DraftLayer
 from engine.linear import Linear
-from engine.model import rotate
+from engine.model import LlamaModel, rotate
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,3 +26,11 @@ def finish_layer(
     x = residual + linear(attended.flatten(1), layer.attention_out)
     gate, up = linear(rms_norm(x, layer.ffn_norm, eps), layer.gate_up).chunk(2, dim=1)
     return x + linear(functional.silu(gate) * up, layer.ffn_down)
+
+
+def check_target(target: LlamaModel, **sizes: int) -> None:
+    """A drafter reads and writes in the target's terms, so fields of its config must be as the drafter says."""
+    for what, size in sizes.items():
+        has = getattr(target.config, what)
+        if size != has:
+            raise ValueError(f"the drafter's target: {what}: wanted {size}, got {has}")

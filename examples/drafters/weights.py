@@ -67,7 +67,7 @@ class Eagle3Weights:
     hidden_norm: Tensor  # [d]
     layer: DraftLayer  # reads [embedding; hidden], in = 2 d
     final_norm: Tensor  # [d]
-    lm_head: Tensor  # [Vd, d]
+    lm_head: Tensor | None  # [Vd, d]; None: the target's
     d2t: Tensor | None  # int64 [Vd], offsets: column c is the target id c + d2t[c]
     embedding: Tensor | None  # [V, d]; None: the target's
 
@@ -110,20 +110,25 @@ def load_block_drafter(
     return config, weights
 
 
-def load_eagle3(folder: Path, num_features: int = 3) -> tuple[Eagle3Config, Eagle3Weights]:
-    """EAGLE-3 as its authors export it: one layer called `midlayer`, a reduced vocabulary with offsets."""
+def load_eagle3(folder: Path) -> tuple[Eagle3Config, Eagle3Weights]:
+    """EAGLE-3, of its authors and of DeepSpec. Copies of the target's embedding and output projection, which the
+    latter has, are left out; in the former they are the drafter's own."""
     config = read_eagle3_config(folder)
     files, c = TensorFiles(folder), config.layers
     d, columns = c.hidden_size, config.draft_vocab_size
+    copies = config.target_layer_ids is not None
+    embedding = files.take_if_there("embed_tokens.weight", c.vocab_size, d)
+    take_head = files.take_if_there if copies else files.take
+    lm_head = take_head("lm_head.weight", columns, d)
     reduced = columns < c.vocab_size
     weights = Eagle3Weights(
-        fc=files.take("fc.weight", d, num_features * config.target_hidden_size),
-        hidden_norm=files.take("midlayer.hidden_norm.weight", d),
-        layer=_layer(files, "midlayer.", c, 2 * d, normed=False),
+        fc=files.take("fc.weight", d, config.num_features * config.target_hidden_size),
+        hidden_norm=files.take(config.layer_prefix + "hidden_norm.weight", d),
+        layer=_layer(files, config.layer_prefix, c, 2 * d, normed=config.normed_heads),
         final_norm=files.take("norm.weight", d),
-        lm_head=files.take("lm_head.weight", columns, d),
+        lm_head=None if copies else lm_head,
         d2t=files.take("d2t", columns) if reduced else files.take_if_there("d2t", columns),
-        embedding=files.take_if_there("embed_tokens.weight", c.vocab_size, d),
+        embedding=None if copies else embedding,
     )
     members = files.take_if_there("t2d", c.vocab_size)
     if weights.d2t is not None:

@@ -75,12 +75,13 @@ class Taps:
     `layer_ids[i]` before any norm, and that of layer -1 is the embedding."""
 
     def __init__(self, layer_ids: Sequence[int]):
+        self.layer_ids = layer_ids
         self.hiddens: list[Tensor | None] = [None] * len(layer_ids)
-        self._places = {layer: place for place, layer in enumerate(layer_ids)}
 
     def see(self, layer: int, hidden: Tensor) -> None:
-        if layer in self._places:
-            self.hiddens[self._places[layer]] = hidden
+        for place, wanted in enumerate(self.layer_ids):
+            if wanted == layer:
+                self.hiddens[place] = hidden
 
 
 class LlamaModel:
