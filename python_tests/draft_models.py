@@ -8,6 +8,8 @@ import tiny_llama
 import torch
 from torch.nn import functional
 
+from engine.linear import LINEARS
+
 TARGET = replace(tiny_llama.CONFIG, num_layers=6)
 THETA, EPS, HEADS, KV_HEADS, HEAD_DIM, FFN = 5e4, 1e-5, 4, 2, 64, 80
 BLOCK, MASK, RANK, REDUCED = 5, 66, 8, 23
@@ -118,9 +120,10 @@ def write(folder, config, tensors):
     return folder
 
 
-def target_model(device="cpu", dtype=torch.float32):
-    weights = tiny_llama.random_weights(TARGET, seed=5)
-    return tiny_llama.LlamaModel(TARGET, weights.to(torch.device(device), dtype))
+def target_model(device="cpu", dtype=torch.float32, linear="specdec"):
+    """linear="torch" has passes with padding rows."""
+    weights = tiny_llama.random_weights(TARGET, seed=5).to(torch.device(device), dtype)
+    return tiny_llama.LlamaModel(TARGET, weights, LINEARS[linear])
 
 
 # --- What the models compute ------------------------------------------------------------------------
