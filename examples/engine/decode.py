@@ -12,13 +12,14 @@ from engine.batch import (
     Drafts,
     Request,
     RoundRows,
+    TargetPass,
     commit,
     lay_out_rows,
     new_batch,
     trim_drafts,
 )
 from engine.kv_cache import PagedKvCache, slots_of
-from engine.model import LlamaModel, PassRows
+from engine.model import LlamaModel, PassRows, Taps
 
 ops = torch.ops.specdec
 
@@ -89,7 +90,9 @@ class Engine:
         state = new_batch(requests, self.stop_ids, block_table, self.model.device)
 
         start = self._now()
-        self._prefill(requests, state, cache)
+        if tapped_layers(drafter):
+            drafter.start(state, self.page_size)
+        self._prefill(requests, state, cache, drafter)
         prefill_seconds = self._now() - start
 
         result = Generation([], prefill_seconds, 0.0, 0, 0, 0, 0)
@@ -115,7 +118,9 @@ class Engine:
         cache.give_back(pages)
         return result
 
-    def _prefill(self, requests: list[Request], state: BatchState, cache: PagedKvCache) -> None:
+    def _prefill(
+        self, requests: list[Request], state: BatchState, cache: PagedKvCache, drafter
+    ) -> None:
         """Fills the cache with every prompt token but the last, which is the first round's anchor.
 
         One request at a time, so that a prompt's keys and values do not depend on its neighbours.
@@ -128,18 +133,20 @@ class Engine:
                 positions = torch.arange(begin, end, device=device)
                 owner = torch.full_like(positions, index)
                 table = state.block_table
-                self.model.forward(
-                    PassRows(
-                        token_ids=ids[begin:end],
-                        positions=positions,
-                        slots=slots_of(table, owner, positions, self.page_size),
-                        cu_rows=torch.tensor([0, end - begin], dtype=torch.int32, device=device),
-                        seq_lens=torch.tensor([end], dtype=torch.int32, device=device),
-                        block_table=table[index : index + 1],
-                        max_rows=end - begin,
-                    ),
-                    cache,
+                rows = PassRows(
+                    token_ids=ids[begin:end],
+                    positions=positions,
+                    slots=slots_of(table, owner, positions, self.page_size),
+                    cu_rows=torch.tensor([0, end - begin], dtype=torch.int32, device=device),
+                    seq_lens=torch.tensor([end], dtype=torch.int32, device=device),
+                    block_table=table[index : index + 1],
+                    max_rows=end - begin,
                 )
+                taps = Taps(tapped_layers(drafter))
+                self.model.forward(rows, cache, taps)
+                if taps.hiddens:
+                    kept = torch.full((1,), end - begin, device=device)
+                    drafter.observe(state, TargetPass(rows, owner, owner[:1], taps.hiddens, kept))
 
     def _round(
         self, state: BatchState, cache: PagedKvCache, drafter, num_drafts: int, status: Tensor
@@ -149,12 +156,21 @@ class Engine:
         layout = lay_out_rows(state, drafts, self.page_size, self.model.cheap_row_count)
         if layout is None:
             return None
-        logits = self.model.logits(self.model.forward(layout.rows, cache))
+        taps = Taps(tapped_layers(drafter))
+        logits = self.model.logits(self.model.forward(layout.rows, cache, taps))
         if drafter is None:
             tokens, num_accepted = self._sample(state, layout, logits, status)
         else:
             tokens, num_accepted = self._verify(state, layout, drafts, logits, status)
         done = commit(state, tokens)
+        if taps.hiddens:
+            everyone = torch.arange(state.batch_size, device=self.model.device)
+            drafter.observe(
+                state,
+                TargetPass(
+                    layout.rows, layout.requests, everyone, taps.hiddens, done.num_committed
+                ),
+            )
         return to_record(drafts, num_accepted, done.tokens, done.num_committed)
 
     def _sample(self, state: BatchState, layout: RoundRows, logits: Tensor, status: Tensor):
@@ -206,6 +222,11 @@ class Engine:
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
         return time.perf_counter()
+
+
+def tapped_layers(drafter) -> tuple[int, ...]:
+    """The target's layers that a drafter reads; rules such as prompt lookup read none."""
+    return getattr(drafter, "tapped_layers", ())
 
 
 def propose(state: BatchState, drafter, num_drafts: int) -> Drafts:

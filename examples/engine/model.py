@@ -1,5 +1,6 @@
 """Llama forward pass over the ragged rows of a batch, attention through the specdec operators."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +70,20 @@ class PassRows:
     max_rows: int  # no request has more rows
 
 
+class Taps:
+    """Hidden states that a pass leaves for a drafter: `hiddens[i]` [R, d] is the output of decoder layer
+    `layer_ids[i]` before any norm, and that of layer -1 is the embedding."""
+
+    def __init__(self, layer_ids: Sequence[int]):
+        self.layer_ids = layer_ids
+        self.hiddens: list[Tensor | None] = [None] * len(layer_ids)
+
+    def see(self, layer: int, hidden: Tensor) -> None:
+        for place, wanted in enumerate(self.layer_ids):
+            if wanted == layer:
+                self.hiddens[place] = hidden
+
+
 class LlamaModel:
     def __init__(
         self, config: LlamaConfig, weights: LlamaWeights, linear: Linear = LINEARS["specdec"]
@@ -78,7 +93,9 @@ class LlamaModel:
         self.linear = linear
         self.device = weights.embedding.device
         self.dtype = weights.embedding.dtype
-        self._cos, self._sin = rotary_tables(config, self.device)
+        self._cos, self._sin = rotary_tables(
+            config.head_dim, config.rope_theta, config.max_positions, self.device
+        )
 
     def new_cache(self, num_pages: int, page_size: int) -> PagedKvCache:
         c = self.config
@@ -89,14 +106,16 @@ class LlamaModel:
     def cheap_row_count(self, num_rows: int) -> int:
         return self.linear.cheap_row_count(num_rows, self.device, self.dtype)
 
-    def forward(self, rows: PassRows, cache: PagedKvCache) -> Tensor:
-        """Hidden states [R, d] after the last layer; keys and values of the rows go into the cache."""
-        c, linear = self.config, self.linear
+    def forward(self, rows: PassRows, cache: PagedKvCache, taps: Taps | None = None) -> Tensor:
+        """Hidden states [R, d] after the last layer; keys and values of the rows go into the cache, and hidden
+        states of the layers that a drafter reads into `taps`."""
+        c, linear, taps = self.config, self.linear, taps or Taps(())
         cos = self._cos[rows.positions].unsqueeze(1)
         sin = self._sin[rows.positions].unsqueeze(1)
         x = self.weights.embedding[rows.token_ids]
-        caches = zip(cache.keys, cache.values, strict=True)
-        for layer, (keys, values) in zip(self.weights.layers, caches, strict=True):
+        taps.see(-1, x)
+        layers = zip(self.weights.layers, cache.keys, cache.values, strict=True)
+        for index, (layer, keys, values) in enumerate(layers):
             qkv = linear(self._norm(x, layer.attention_norm), layer.qkv)
             qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
             turned = rotate(qkv[:, : c.num_heads + c.num_kv_heads], cos, sin)
@@ -116,6 +135,7 @@ class LlamaModel:
             x = x + linear(attended.flatten(1), layer.attention_out)
             gate, up = linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=1)
             x = x + linear(functional.silu(gate) * up, layer.ffn_down)
+            taps.see(index, x)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -127,11 +147,13 @@ class LlamaModel:
         return functional.rms_norm(x, (x.size(-1),), weight, self.config.norm_eps)
 
 
-def rotary_tables(config: LlamaConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(
+    head_dim: int, theta: float, max_positions: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """cos and sin of position * theta^(-2j/D), float32 [max_positions, D/2]."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies = 1.0 / config.rope_theta**exponents
-    angles = torch.outer(torch.arange(config.max_positions, dtype=torch.float32), frequencies)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies = 1.0 / theta**exponents
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     return angles.cos().to(device), angles.sin().to(device)
 
 
