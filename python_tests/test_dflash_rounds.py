@@ -252,6 +252,20 @@ def test_draft_block_compiles():
         assert_same(got, wanted)
 
 
+def test_draft_block_takes_positions_of_both_types():
+    table = torch.tensor([[4, 2, 0]], dtype=torch.int32)
+    options = {"page_size": 4, "num_drafts": 3, "mask_token_id": 9, "sample_from_anchor": True}
+    anchor, at = torch.tensor([5]), torch.tensor([6])
+    narrow, wide = (
+        specdec_ext.draft_block(anchor, at.to(t), table, **options)
+        for t in (torch.int32, torch.int64)
+    )
+    for a, b in zip(narrow, wide, strict=True):
+        assert_same(a, b)
+    *_, slots, _ = specdec_ext.draft_block(anchor, torch.tensor([2**40]), table, **options)
+    assert (slots == -1).all()
+
+
 def test_draft_block_errors():
     good = {
         "anchor_ids": torch.tensor([1]), "positions": torch.tensor([3]).int(),
@@ -260,9 +274,17 @@ def test_draft_block_errors():
     }  # fmt: skip
     for changed, message in [
         ({"anchor_ids": torch.tensor([[1]])}, r"draft_block: anchor_ids: wanted shape \[B\], got \[1, 1\]"),
-        ({"positions": torch.tensor([3])}, r"draft_block: positions: wanted dtype int32, got int64"),
+        ({"positions": torch.ones(1)}, r"draft_block: positions: wanted dtype int32 or int64, got float32"),
+        ({"positions": torch.ones(2).int()}, r"draft_block: positions: wanted size 1 \(B of anchor_ids\), got 2"),
+        ({"positions": None}, r"draft_block: positions: wanted a tensor, got NoneType"),
+        ({"anchor_ids": torch.ones(1)}, r"draft_block: anchor_ids: wanted dtype int32 or int64, got float32"),
+        ({"block_table": torch.ones(1, 2)}, r"draft_block: block_table: wanted dtype int32, got float32"),
+        ({"max_len": torch.ones(1)}, r"draft_block: max_len: wanted dtype int32, got float32"),
+        ({"num_drafts": 2**31}, r"draft_block: num_drafts: wanted 1 to 4096, got 2147483648"),
+        ({"page_size": 0}, r"draft_block: page_size: wanted at least 1, got 0"),
+        ({"sample_from_anchor": "x"}, r"draft_block: sample_from_anchor: wanted True or False, got x"),
         ({"positions": torch.tensor(3).int()}, r"draft_block: positions: wanted shape \[B\]"),
-        ({"num_drafts": 0}, r"draft_block: num_drafts: wanted at least 1, got 0"),
+        ({"num_drafts": 0}, r"draft_block: num_drafts: wanted 1 to 4096, got 0"),
         ({"page_size": 0}, r"page_size: wanted"),
         ({"block_table": torch.zeros(2, 4).int()}, r"block_table: wanted size 1"),
     ]:  # fmt: skip

@@ -211,6 +211,26 @@ def test_a_table_does_not_depend_on_where_rows_lie():
         assert_same(mine, theirs[: len(mine)])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_table_does_not_depend_on_defaults(dtype):
+    """Engines load weights under a default dtype and device of their own."""
+    w2 = torch.randn(40, 24, generator=torch.Generator().manual_seed(5)).bfloat16()
+    wanted = specdec_ext.prepare_markov(w2)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            made = specdec_ext.prepare_markov(w2)
+    finally:
+        torch.set_default_dtype(before)
+    for a, b in zip(made, wanted, strict=True):
+        assert_same(a, b)
+    parameter = torch.nn.Parameter(w2)
+    for a, b in zip(specdec_ext.prepare_markov(parameter), wanted, strict=True):
+        assert not a.requires_grad
+        assert_same(a, b)
+
+
 @pytest.mark.parametrize("columns, rank", [(0, 8), (5, 0), (0, 0)])
 def test_tables_of_nothing(columns, rank):
     codes, rows, turn = specdec_ext.prepare_markov(torch.zeros(columns, rank))

@@ -368,6 +368,22 @@ def test_large_scores(backend, dtype, rows):
         check(backend, case, scale=-scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("score", [5e9, 3e30])
+def test_scores_beyond_the_range_of_exponents(backend, score, rows, dtype):
+    """Half a unit in the last place of such a score is many powers of two: the largest is itself all the same."""
+    case = make([rows], [70], dtype=dtype)
+    q, k_cache, v_cache, table = case[:4]
+    q.zero_(), k_cache.zero_(), v_cache.fill_(1.0)
+    q[..., 0] = 1.0
+    k_cache[int(table[0, 3 // k_cache.shape[1]]), 3 % k_cache.shape[1], :, 0] = score
+    out, lse = run(backend, case, max_rows=rows, scale=1.0)
+    exact = float(torch.tensor(score).to(dtype))
+    assert (out == 1.0).all()
+    assert ((lse.double() - exact).abs() <= exact * 1e-6).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [2, 3, 20])
 def test_later_rows_may_be_nan(backend, rows, dtype):

@@ -9,9 +9,27 @@ from torch import Tensor
 
 from specdec_ext.ops import next_round
 
+_MOST_DRAFTS = 4096  # of a block
+
 
 def _fail(function, argument, wanted, got):
     raise RuntimeError(f"specdec_ext.{function}: {argument}: wanted {wanted}, got {got}")
+
+
+def _check(function, argument, t, shape, dtypes, sizes=(), like=None):
+    """A tensor of so many dimensions; sizes: (dimension, size, of what); like: (name, tensor) on its device."""
+    if not isinstance(t, Tensor):
+        _fail(function, argument, "a tensor", type(t).__name__)
+    if t.dim() != shape.count(",") + 1:
+        _fail(function, argument, f"shape {shape}", list(t.shape))
+    if dtypes and t.dtype not in dtypes:
+        names = " or ".join(str(dtype)[6:] for dtype in dtypes)
+        _fail(function, argument, f"dtype {names}", str(t.dtype)[6:])
+    for dim, size, what in sizes:
+        if t.shape[dim] != size:
+            _fail(function, argument, f"size {size} ({what})", t.shape[dim])
+    if like is not None and t.device != like[1].device:
+        _fail(function, argument, f"device {like[1].device} (of {like[0]})", t.device)
 
 
 def prepare_kv_weights(k_weights: Sequence[Tensor], v_weights: Sequence[Tensor]) -> Tensor:
@@ -27,7 +45,8 @@ def prepare_kv_weights(k_weights: Sequence[Tensor], v_weights: Sequence[Tensor])
         v_weights: the same.
 
     Returns:
-        weight ``[L * 2 * Hkv * D, d]``, contiguous: K of layer 0, V of layer 0, K of layer 1, ..
+        weight ``[L * 2 * Hkv * D, d]``, contiguous, without a derivative: K of layer 0, V of layer 0, K of
+            layer 1, ..
 
     Raises:
         RuntimeError: no layers, lists of different lengths, weights that differ or are no matrices.
@@ -37,15 +56,15 @@ def prepare_kv_weights(k_weights: Sequence[Tensor], v_weights: Sequence[Tensor])
     if len(v_weights) != len(k_weights):
         _fail("prepare_kv_weights", "v_weights", f"{len(k_weights)} layers", len(v_weights))
     first = k_weights[0]
-    if first.dim() != 2:
-        _fail("prepare_kv_weights", "k_weights[0]", "shape [Hkv * D, d]", list(first.shape))
     for name, weights in (("k_weights", k_weights), ("v_weights", v_weights)):
         for i, w in enumerate(weights):
+            _check("prepare_kv_weights", f"{name}[{i}]", w, "[Hkv * D, d]", ())
             for what in ("shape", "dtype", "device"):
                 if getattr(w, what) != getattr(first, what):
                     wanted = f"the {what} of k_weights[0], {getattr(first, what)}"
                     _fail("prepare_kv_weights", f"{name}[{i}]", wanted, getattr(w, what))
-    both = torch.stack([torch.stack(list(k_weights)), torch.stack(list(v_weights))], dim=1)
+    k, v = (torch.stack([w.detach() for w in weights]) for weights in (k_weights, v_weights))
+    both = torch.stack([k, v], dim=1)
     return both.reshape(-1, first.shape[1])
 
 
@@ -74,10 +93,10 @@ def draft_block(
 
     Args:
         anchor_ids: ``[B]`` int32 or int64, the last token of each request; negative: an inactive request.
-        positions: int32 ``[B]``, absolute position of the anchor: the KV cache holds those before it.
+        positions: ``[B]`` int32 or int64, absolute position of the anchor: the KV cache holds those before it.
         block_table: int32 ``[B, P]``, last dimension dense: the page of every page_size places.
         page_size: places of a page, at least 1.
-        num_drafts: G, at least 1.
+        num_drafts: G, 1 to 4096.
         mask_token_id: input id of the rows behind the anchor, and of requests without a block.
         sample_from_anchor: which rows predict drafts.
         max_len: int32 ``[B]``, most tokens of the request; its anchor may be the last one.
@@ -93,18 +112,26 @@ def draft_block(
     Raises:
         RuntimeError: wrong shape, dtype, device or option; names op, argument, wanted, got.
     """
-    for name, t in (("anchor_ids", anchor_ids), ("positions", positions)):
-        if t.dim() != 1:
-            _fail("draft_block", name, "shape [B]", list(t.shape))
-    if positions.dtype != torch.int32:
-        _fail("draft_block", "positions", "dtype int32", str(positions.dtype)[6:])
-    if num_drafts < 1:
-        _fail("draft_block", "num_drafts", "at least 1", num_drafts)
+    ids = (torch.int32, torch.int64)
+    _check("draft_block", "anchor_ids", anchor_ids, "[B]", ids)
+    batch = (0, anchor_ids.shape[0], "B of anchor_ids")
+    like = ("anchor_ids", anchor_ids)
+    _check("draft_block", "positions", positions, "[B]", ids, [batch], like)
+    _check("draft_block", "block_table", block_table, "[B, P]", (torch.int32,), [batch], like)
+    if max_len is not None:
+        _check("draft_block", "max_len", max_len, "[B]", (torch.int32,), [batch], like)
+    if not 1 <= num_drafts <= _MOST_DRAFTS:
+        _fail("draft_block", "num_drafts", f"1 to {_MOST_DRAFTS}", num_drafts)
+    if page_size < 1:
+        _fail("draft_block", "page_size", "at least 1", page_size)
+    if sample_from_anchor not in (True, False):
+        _fail("draft_block", "sample_from_anchor", "True or False", sample_from_anchor)
+    before = positions.clamp(-(2**31), 2**31 - 1).to(torch.int32)
     length = num_drafts if sample_from_anchor else num_drafts + 1
     input_ids, at, slots, *_ = next_round(
         anchor_ids[:, None],
-        torch.zeros_like(positions),
-        positions - 1,
+        torch.zeros_like(before),
+        before - 1,
         block_table,
         page_size=page_size,
         block_len=length,

@@ -76,6 +76,9 @@ def prepare_markov(w2: Tensor) -> PreparedHead:
     Raises:
         RuntimeError: wrong shape or dtype.
     """
+    if not isinstance(w2, Tensor):
+        raise RuntimeError(f"specdec::prepare_markov: w2: wanted a tensor, got {type(w2).__name__}")
+    w2 = w2.detach()
     if w2.dim() != 2 or w2.shape[1] > MAX_WIDTH:
         raise RuntimeError(
             f"specdec::prepare_markov: w2: wanted shape [V', r], r <= {MAX_WIDTH}, got {list(w2.shape)}"
@@ -86,12 +89,14 @@ def prepare_markov(w2: Tensor) -> PreparedHead:
         )
     columns, rank = w2.shape
     width, tiles = (rank + 3) // 4 * 4, (columns + TILE - 1) // TILE
-    sign = torch.randint(0, 2, (width,), generator=torch.Generator().manual_seed(2507)) * 2.0 - 1.0
+    # Whatever the default dtype and device are: the codes belong to this matrix to the last bit.
+    g = torch.Generator().manual_seed(2507)
+    sign = torch.randint(0, 2, (width,), generator=g, device="cpu").float() * 2 - 1
     for at, size in _transforms(width):
         sign[at : at + size] /= size**0.5
-    turn = sign.float().to(w2.device)
+    turn = sign.to(w2.device)
     codes = torch.zeros(tiles * TILE, width, dtype=torch.int8, device=w2.device)
-    rows = torch.zeros(tiles * TILE, 3, device=w2.device)
+    rows = torch.zeros(tiles * TILE, 3, dtype=torch.float32, device=w2.device)
     for begin in range(0, columns, _SLAB):
         slab = w2[begin : begin + _SLAB]
         end = begin + len(slab)

@@ -113,7 +113,7 @@ inline Native soften_few(const float* scores, float scale, const State& state, A
         Native x[4];
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
-            x[j] = fma(load_native(scores + 16 * (i + j)), factor, spread<Native>(0.0f) - base);
+            x[j] = load_native(scores + 16 * (i + j)) * factor - base;
         }
         exp2_nonpositive(x);
         ahead.step<16>();

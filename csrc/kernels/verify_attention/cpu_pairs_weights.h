@@ -65,7 +65,9 @@ inline Native soften(const Scores& s, int first, const State& state, Ahead& ahea
             Native x[4];
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
-                x[j] = fma(score(half + i + j), factor, spread<Native>(0.0f) - base);
+                // Rounded as the maximum was: fused, scores of 2^31 and more would differ from it by many
+                // powers of two.
+                x[j] = score(half + i + j) * factor - base;
             }
             exp2_nonpositive(x);
             ahead.step<4>();
