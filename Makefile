@@ -37,7 +37,7 @@ help:
 	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
 	@echo "make seeded-bugs   every seeded bug must be caught (slow; make check runs a sample)"
-	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 1,000)"
+	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 500)"
 	@echo "                   and 2,000 batches of drafts, dense and pruned"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
 	@echo "make format        formats C++ and Python sources"

@@ -51,6 +51,8 @@ def test_sample(backend, dtype, vocab):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("vocab", [2, 5, 257, 4097, 9000])
 def test_chain(backend, vocab, method):
+    if vocab == 9000 and backend.name in ("emu_hooks", "emu_asan"):
+        pytest.skip("two tiles, which 4097 has, will do where every access is watched")
     batch = size(backend, 5, 30)
     for i, dtype in enumerate(DTYPES):
         check_chain(

@@ -457,7 +457,7 @@ def test_instruction_sets_give_the_same_bits():
 @pytest.mark.parametrize("other", [name for name in backends.available() if name != "cpu"])
 def test_cpu_and_cuda_have_the_same_bits(other):
     """Every output, over heads, types, ranks, odd vocabularies, ties and NaN. `make fuzz` runs more."""
-    rounds = FUZZED or (400 if other in ("emu", "cuda") else 24)
+    rounds = FUZZED or (200 if other in ("emu", "cuda") else 24)
     cpu, cuda = backends.get("cpu"), backends.get(other)
     for seed in range(rounds):
         g = seeded(1000 + seed)

@@ -13,7 +13,7 @@ import pytest
 PARTS = 10
 BATCHES = int(os.environ.get("SPECDEC_FUZZ_BATCHES", "0"))
 # What CI runs, per backend: the detectors are slower, and see the same arithmetic.
-DEFAULT = {"emu": 1000, "emu_hooks": 40, "emu_asan": 100, "cuda": 1000}
+DEFAULT = {"emu": 500, "emu_hooks": 40, "emu_asan": 100, "cuda": 1000}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
