@@ -279,7 +279,7 @@ _CHAIN = [
 ]  # fmt: skip
 
 _CONTROLS = [
-    bug("edits-drafts-not-counted", EDITS, "count[i] = counted(count[i], id[i] == draft);", "",
+    bug("edits-drafts-not-counted", EDITS, "count[i] = counted(count[i], id[i] == draft);", ";",
         tests=f"{CONTROLS}::each_control"),
     bug("edits-bias-overwrites", EDITS, "id[i] == biased ? x[i] + value", "id[i] == biased ? value",
         tests=f"{CONTROLS}::each_control"),
