@@ -4,10 +4,12 @@ such a model computes, written down plainly from these names, for one request at
 import json
 from dataclasses import replace
 
+import pytest
 import tiny_llama
 import torch
 from torch.nn import functional
 
+from engine import decode
 from engine.linear import LINEARS
 
 TARGET = replace(tiny_llama.CONFIG, num_layers=6)
@@ -124,6 +126,15 @@ def target_model(device="cpu", dtype=torch.float32, linear="specdec"):
     """linear="torch" has passes with padding rows."""
     weights = tiny_llama.random_weights(TARGET, seed=5).to(torch.device(device), dtype)
     return tiny_llama.LlamaModel(TARGET, weights, LINEARS[linear])
+
+
+def target_on(backend, monkeypatch):
+    """A target whose passes go through the ops of a backend, as `monkeypatch` leaves them."""
+    if backend.emulated:
+        pytest.skip("emulated kernels have tests of their own; a model only takes longer")
+    tiny_llama.use_ops(monkeypatch, backend)
+    monkeypatch.setattr(decode, "PREFILL_ROWS", 4)  # longer prompts come in parts
+    return target_model(backend.device)
 
 
 # --- What the models compute ------------------------------------------------------------------------

@@ -285,7 +285,6 @@ def test_draft_block_errors():
         ({"sample_from_anchor": "x"}, r"draft_block: sample_from_anchor: wanted True or False, got x"),
         ({"positions": torch.tensor(3).int()}, r"draft_block: positions: wanted shape \[B\]"),
         ({"num_drafts": 0}, r"draft_block: num_drafts: wanted 1 to 4096, got 0"),
-        ({"page_size": 0}, r"page_size: wanted"),
         ({"block_table": torch.zeros(2, 4).int()}, r"block_table: wanted size 1"),
     ]:  # fmt: skip
         with pytest.raises(RuntimeError, match=message):

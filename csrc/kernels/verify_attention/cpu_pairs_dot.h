@@ -13,6 +13,13 @@
 namespace specdec::cpu::SPECDEC_ISA {
 namespace {
 
+// A pair in every lane.
+SPECDEC_SIMD __m512bh spread_pair(const bf16* at) {
+    int32_t pair;
+    std::memcpy(&pair, at, sizeof pair);
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+}
+
 // acc[n][v] += a[n] . b[v] for 16 pairs: of a[n] those at n * a_step, AStep elements apart, spread; of b[v] a
 // vector each, those of v + 1 kTileBf16 behind those of v.
 template <int AStep, int N, int V>
@@ -26,9 +33,7 @@ SPECDEC_SIMD void add_pairs(const bf16* a, int64_t a_step, const bf16* b, __m512
         }
 #pragma GCC unroll 16
         for (int n = 0; n < N; ++n) {
-            int32_t pair;
-            std::memcpy(&pair, a + n * a_step + AStep * i, sizeof pair);
-            const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+            const __m512bh x = spread_pair(a + n * a_step + AStep * i);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) acc[n][v] = _mm512_dpbf16_ps(acc[n][v], x, y[v]);
         }

@@ -33,10 +33,8 @@ SPECDEC_SIMD void score_few(const KeyStrip& strip, int64_t width, const bf16* qu
         for (int i = 0; i < kPairs; ++i) {
 #pragma GCC unroll 4
             for (int r = 0; r < kFewRows; ++r) {
-                int32_t pair;
-                std::memcpy(&pair, q + 32 * i + 2 * r, sizeof pair);
                 acc[r] = _mm512_dpbf16_ps(acc[r], reinterpret_cast<__m512bh>(words[i]),
-                                          reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair)));
+                                          spread_pair(q + 32 * i + 2 * r));
             }
         }
     }
