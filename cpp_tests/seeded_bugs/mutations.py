@@ -157,7 +157,8 @@ _ROWS = [
         "hooks", RACE_GLOBAL),
     bug("rows-row-sum-one-tile-per-lane", STATS,
         "for (int t = lane; t < num_tiles; t += kWarpSize) {\n        sum = sum + tile_mass(",
-        "for (int t = lane; t < min(num_tiles, 1); t += kWarpSize) {\n        sum = sum + tile_mass("),
+        "for (int t = lane; t < min(num_tiles, 1); t += kWarpSize) {\n        sum = sum + tile_mass(",
+        tests=TESTS[CHAIN]),
     bug("rows-bf16-halves-swapped", ROWS,
         "    x[0] = bits_float(word << 16);\n    x[1] = bits_float(word & 0xffff0000u);",
         "    x[1] = bits_float(word << 16);\n    x[0] = bits_float(word & 0xffff0000u);"),
@@ -342,9 +343,10 @@ _CPU = [
     Mutation(id, file, old, new, "cpu", "", tests, *objects)
     for id, file, old, new, tests, *objects in cpu.BUGS + dflash.CPU_BUGS + tree_build.CPU_BUGS
 ]
-_PAIRS = [
+_SOME_ISAS = [
     Mutation(id, file, old, new, "cpu", "", tests, isas=isas)
     for isas, bugs in (
+        (("baseline",), cpu.BASELINE_BUGS),
         (("avx512bf16", "amx"), cpu.PAIRS_BUGS),
         (("avx512bf16",), cpu.DOT_BUGS + row_linear.DOT_BUGS),
         (("amx",), row_linear.AMX_BUGS),
@@ -368,6 +370,6 @@ ALL = (
     + _ATTENTION
     + _OTHERS
     + _CPU
-    + _PAIRS
+    + _SOME_ISAS
     + _KEYS
 )
