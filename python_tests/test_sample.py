@@ -1,6 +1,7 @@
 """sample: tokens, log-probabilities and status against the oracle, on every backend."""
 
 import json
+import math
 import pathlib
 
 import pytest
@@ -74,6 +75,24 @@ def test_large_vocabulary(backend, dtype):
     logits, seeds, positions = random_case(rows, 151936, dtype, seed=1)
     temperature = torch.tensor([0.8, 1.0, 0.0, 2.0, 0.3, 1.0])[:rows]
     check(backend, logits, seeds, positions, temperature=temperature)
+
+
+def test_draws_behind_the_first_32_tiles(backend):
+    """A warp looks through 32 tiles of 4096 at a time: half of the mass lies behind those."""
+    vocab, behind = 140000, 32 * 4096
+    logits = torch.randn(2, vocab, generator=torch.Generator().manual_seed(5)).bfloat16()
+    logits[:, behind:] += 2.7  # ln(131072 / 8928)
+    tokens = check(backend, logits, torch.tensor([2, 9]), torch.zeros(2, dtype=torch.int64))[0]
+    assert (tokens >= behind).all()
+
+
+def test_the_last_number_draws_no_entry_without_mass(backend):
+    """Of seed 8183275 the number is 1 - 2^-24, and the sum 0.9 * 2^-24 + 0.9 * 2^-24 + 1 depends on its order."""
+    logits = torch.full((1, 12), -INF)
+    logits[0, [0, 4]] = math.log(0.9 * 2.0**-24)
+    logits[0, 8] = 0.0
+    out = run(backend, logits, torch.tensor([8183275]), torch.zeros(1, dtype=torch.int64))
+    assert out[0].tolist() == [8] and out[3].tolist() == [0]
 
 
 def test_many_draws_of_small_vocabularies(backend):

@@ -273,7 +273,7 @@ _CHAIN = [
     bug("chain-one-hot-flag-ignored", CHAIN_REQUEST,
         "p.draft_is_one_hot != nullptr && p.draft_is_one_hot[b]", "false"),
     bug("chain-statistics-overlap", CHAIN_REQUEST, "b * (p.max_path + 1) + j);", "b * p.max_path + j);"),
-    bug("chain-natural-logarithm", STATS, "log2f(row_sum", "logf(row_sum"),
+    bug("chain-natural-logarithm", STATS, "log2f(row_sum", "logf(row_sum", tests=TESTS[CHAIN]),
     bug("chain-id-past-the-vocabulary", VERIFY_CALL, "id >= 0 && id < p.vocab_size", "id >= 0"),
     bug("chain-first-row-not-clamped", CHAIN_REQUEST, "r.first = rows.first;", "r.first = p.cu_rows[b];",
         "hooks", BOUNDS),

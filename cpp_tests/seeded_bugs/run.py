@@ -306,7 +306,7 @@ def commit_seed():
 
 def select(args):
     here = [m for m in mutations.ALL if not m.isas or CPU_ISA in m.isas]
-    chosen = [m for m in here if args.only in m.id]
+    chosen = [m for m in here if any(text in m.id for text in args.only.split(","))]
     if args.sample and args.sample < len(chosen):
         seed = commit_seed() if args.seed is None else args.seed
         print(f"seeded_bugs: sample of {args.sample}, again with --seed {seed}", flush=True)
@@ -329,7 +329,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sample", type=int, default=0, help="only so many")
     parser.add_argument("--seed", type=int, help="which sample (default: from the git commit)")
-    parser.add_argument("--only", default="", help="ids that contain this text")
+    parser.add_argument("--only", default="", help="ids that contain this text, or one of A,B,C")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--no-baseline", action="store_true")
