@@ -5,6 +5,7 @@ The laws are enumerated in test_verify_law.py (of the oracles); here ops decide 
 """
 
 import control_cases
+import numpy as np
 import pytest
 import torch
 from control_cases import check_chain, check_sample, random_controls
@@ -130,6 +131,19 @@ def test_draft_controls_and_d2t(backend, method, draft_controls):
                 case, draft_vocab, seed=i, increasing=increasing, offset=i % 2 == 0
             )
             check_chain(backend, mapped)
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+def test_residual_loses_q_at_every_column_of_d2t(backend, increasing):
+    """p is flat over 40 ids, q over the 20 that it has: a rejected draft leaves only the other 20."""
+    import chains
+
+    case = chains.repeated(np.ones((2, 40)) / 40, [7], range(24), np.ones((1, 40)) / 20)
+    case = control_cases.with_d2t(case, 20, increasing=increasing, offset=False)
+    case["input_ids"][1::2] = case["d2t"][3]
+    tokens, accepted = check_chain(backend, case)[:2]
+    after_rejection = tokens[accepted == 0, 0]
+    assert len(after_rejection) > 4 and not torch.isin(after_rejection, case["d2t"]).any()
 
 
 @pytest.mark.parametrize("method, drafts", [("sampled", 3), ("typical", 3), ("token", 0)])

@@ -63,7 +63,7 @@ BUGS = [
     ("attention-combine-without-sink", COMBINE,
      "add_sink(p, static_cast<int>(index % p.q.size[1]), sum) *", "1.0f *", "plain", ""),
     # Softmax and sums.
-    ("attention-values-not-rescaled", STEPS, "sums.o[r][n][i] *= scale[r][i / 2];", "", "plain", ""),
+    ("attention-values-not-rescaled", STEPS, "*= scale[r][i / 2];", "*= 1.0f;", "plain", ""),
     ("attention-mass-not-rescaled", STEPS, "fmaf(sums.l[r][h], scale[r][h], own);",
      "sums.l[r][h] + own;", "plain", ""),
     ("attention-maximum-of-half-a-row", STEPS,
