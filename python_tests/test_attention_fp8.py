@@ -113,6 +113,7 @@ def test_every_code_of_k_is_exact(backend, dtype):
     bytes_of_k[0, 0, 1, 127] = 0x7F
     out, lse = run(backend, (*case, *lists), scale=1.0)
     assert not torch.isnan(lse[:, :dim]).any() and not torch.isnan(out[:, :dim]).any()
+    assert torch.isnan(lse[:, dim:]).all() and torch.isnan(out[:, dim:]).all()
 
 
 def bits_of_plain_cache(case, dtype):

@@ -126,7 +126,7 @@ VALUE_BUGS = [
     ("attention-fp8-odd-is-even", VALUES, "{widen_odd<T>(upper), widen_odd<T>(lower)}",
      "{widen_even<T>(upper), widen_even<T>(lower)}", "plain", "", f"{_FP8_TESTS}::code_of_v", _FP8),
     ("attention-fp8-nan-is-480", FP8, "(magnitude + nan * Tr::kFill)", "magnitude", "plain", "",
-     f"{_FP8_TESTS}::code_of_v", _FP8),
+     f"{_FP8_TESTS}::code_of_k", _FP8),
     ("attention-fp8-sign-lost", FP8, "(word & 0x80008000u) |", "", "plain", "",
      f"{_FP8_TESTS}::code_of_v", _FP8),
     ("attention-fp8-nan-of-later-rows", FP8, "return word & ~((nan_bytes(word) >> 7) * 0xffu);",
