@@ -39,6 +39,14 @@ def test_same_tokens_with_a_table(backend):
         assert_equal(pruned(backend, case), run(plain, case), f"case {seed}")
 
 
+def test_ended_requests_beside_others(backend):
+    """Blocks look at all requests at once; those without an anchor have no codes."""
+    case = oracle.random_case(seeded(4), 4, 3, vocab=600, rank=32, confidence=False)
+    case["temperature"][:] = 0.0
+    case["anchor_ids"][[0, 2]] = -1
+    assert_equal(pruned(backend, case), run(backend, case))
+
+
 @pytest.mark.parametrize("count", [0, 1, 100])
 def test_same_tokens_where_the_largest_lie_close(backend, count):
     """Candidates within a rounding of each other in all chunks: those that bounds leave are many, or all."""

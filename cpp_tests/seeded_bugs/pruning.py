@@ -40,7 +40,7 @@ BUGS = [
     # Barriers and memory.
     ("prune-codes-of-ended-requests", BOUNDS, "words[warp * words_of(p) + w] = 0;", "continue;",
      "hooks",
-     RACE_SHARED, SAME),
+     RACE_SHARED, f"{TESTS}::ended"),
     ("prune-bounds-without-barrier", BOUNDS, "        __syncthreads();\n\n        // 2. Bounds",
      "        // 2. Bounds", "hooks", RACE_SHARED, SAME),
     ("prune-lows-without-barrier", BOUNDS,
