@@ -1,6 +1,6 @@
 """Builds the libraries with CMake and puts them into the wheel. Options are environment variables:
 
-SPECDEC_CUDA=auto|0|1   CUDA kernels: if nvcc works (default), never, or fail without it
+SPECDEC_CUDA=auto|0|1   CUDA kernels: if nvcc works and torch has CUDA (default), never, or fail without nvcc
 SPECDEC_CUDA_ARCHS      CMake architecture list, default "80-real;90-real;100-real;120"
 SPECDEC_PYBIND=0        without the pybind11 host module: the wheel then serves every Python (py3-none)
 SPECDEC_TORCH_DIR       folder of the torch package to build against

@@ -156,8 +156,8 @@ def test_every_fp8_rounding(backend):
     assert torch.isnan(got[0].float()[~finite]).all()
 
 
-def test_slots_behind_2_to_31_elements(backend):
-    """E01: products of slot and stride beyond int32. Untouched pages of the view cost no memory."""
+def test_E01_slots_behind_2_to_31_elements(backend):
+    """Products of slot and stride beyond int32. Untouched pages of the view cost no memory."""
     k_cache, v_cache, slots = huge_caches(backend)
     k = torch.arange(32, dtype=torch.bfloat16).reshape(4, 1, 8)
     backend.ops.append_kv(k.to(slots.device), -k.to(slots.device), k_cache, v_cache, slots)

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pathlib
 import re
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,10 @@ import torch
 import specdec_ext
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "cpp_tests" / "seeded_bugs"))
+
+import mutations  # noqa: E402
+
 OPS = specdec_ext.op_names()
 
 
@@ -93,6 +98,8 @@ def test_8_tests_and_benchmark(op):
     source = text(f"python_tests/test_{op}.py")
     assert "opcheck" in source and "fullgraph=True" in source
     text(f"benchmarks/{op}.py")
+    assert f"{op}" in text("python_tests/test_fakes.py")
+    assert any(f"/kernels/{op}/" in bug.file for bug in mutations.ALL), f"no seeded bug in {op}"
 
 
 @pytest.mark.parametrize("op", OPS)

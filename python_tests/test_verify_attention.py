@@ -410,8 +410,8 @@ def test_values_of_one(backend):
     assert_close(out, torch.ones_like(out), what="out")
 
 
-def test_strides_behind_2_to_31_elements(backend):
-    """E01: products of page and stride, and of row and stride, beyond int32."""
+def test_E01_strides_behind_2_to_31_elements(backend):
+    """Products of page and stride, and of row and stride, beyond int32."""
     if backend.name == "emu_asan":
         pytest.skip("a view of 8 GB of address space does not fit the sanitizer's shadow memory")
     stride, pages = 2**20, 2100

@@ -49,7 +49,7 @@ build() {
 }
 
 tests() {
-    SPECDEC_EMU_DIR="$(pwd)/build/gpu" "$python" -m pytest python_tests -p no:cacheprovider -k "cuda or cpu or not emu"
+    SPECDEC_EMU_DIR="$(pwd)/build/gpu" SPECDEC_BACKENDS=cpu,emu,cuda "$python" -m pytest python_tests -p no:cacheprovider
 }
 
 graphs() { "$python" -m pytest python_tests -p no:cacheprovider -m gpu; }

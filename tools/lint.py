@@ -3,12 +3,13 @@
     python tools/lint.py            check
     python tools/lint.py --format   also rewrite C++ sources with clang-format
 
-Rules: the layers of CONTRIBUTING.md, inline assembly only in device.h, tolerances only in
-compare.py, no printing or exiting in the library, file lengths, headers that compile alone,
+Rules: the layers of CONTRIBUTING.md, what the package may import, inline assembly only in device.h,
+tolerances only in compare.py, no printing or exiting in the library, file lengths, headers that compile alone,
 C++ formatting, every path named in a Markdown file exists, and so does the text of every seeded bug.
 """
 
 import argparse
+import ast
 import pathlib
 import re
 import shutil
@@ -44,6 +45,8 @@ def check_layers():
             if not m:
                 continue
             name = m.group(1)
+            if ".." in name.split("/"):
+                report(path, number, f"an include names its folder from the root, not {name}")
             in_stable = path.parent == CSRC / "stable"
             if name.startswith(("torch/", "ATen/", "c10/")) and not in_stable:
                 report(path, number, f"only csrc/stable may include torch headers, not {name}")
@@ -58,6 +61,23 @@ def check_layers():
                 other = name.split("/")[0]
                 if (KERNELS / other).is_dir() and other not in ("common", path.stem):
                     report(path, number, f"ops/{path.name} must not include another op's {name}")
+
+
+def check_package_imports():
+    """The Python package needs torch and numpy, nothing else (what it tries, it imports in a function)."""
+    for path in sources(ROOT / "specdec_ext", {".py"}):
+        for node in ast.parse(path.read_text()).body:
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module]
+            for name in names:
+                top = name.split(".")[0]
+                if top not in ("torch", "numpy", "specdec_ext", *sys.stdlib_module_names):
+                    report(
+                        path, node.lineno, f"the package imports torch and numpy only, not {top}"
+                    )
 
 
 def check_kernel_text():
@@ -164,6 +184,7 @@ def main():
     rewrite = parser.parse_args().format
     check_cxx_format(rewrite)
     check_layers()
+    check_package_imports()
     check_kernel_text()
     check_tolerances()
     check_markdown_paths()

@@ -100,8 +100,6 @@ BUGS = [
      "<= static_cast<uint64_t>(p.window);", MASK_TESTS),
     ("cpu-attention-word-of-the-next-row", MASK,
      "    if (word >= p.tree_mask.size[1]) return false;\n", "", MASK_TESTS),
-    ("cpu-attention-nan-before-the-window", PLAN, "    tile.places.present = any;", "    //",
-     MASK_TESTS),
     ("cpu-attention-window-from-segment-0", ATTENTION, "(g.first_segment + s) * kSegmentTokens;",
      "s * kSegmentTokens;", MASK_TESTS),
     ("cpu-attention-empty-row-sees-the-sink", ATTENTION, "p.sinks != nullptr && sum != 0.0f",
