@@ -179,6 +179,22 @@ def test_greedy_of_any_tree(forest):
     run_both(ON_CPU, "verify_tree_greedy", arguments)
 
 
+@pytest.mark.parametrize("nodes", [2, 3, 8, 33, 130])
+@pytest.mark.parametrize("shape", ["star", "chain"])
+def test_wide_and_deep_trees(nodes, shape):
+    """The last of many children is reached, and so is the end of a long path."""
+    trees = [[-1, *([0] * (nodes - 1) if shape == "star" else range(nodes - 1))]]
+    arguments = {
+        **outputs(1, nodes, nodes),
+        **links_of(trees),
+        "candidates": torch.full((1, nodes), 4),
+        "target_predict": torch.full((1, nodes), 5),
+    }
+    arguments["candidates"][0, -1 if shape == "star" else slice(None)] = 5
+    out = run_both(ON_CPU, "verify_tree_greedy", arguments)
+    assert out["accept_token_num"].tolist() == [1 if shape == "star" else nodes - 1]
+
+
 class OnCpu:
     def __getattr__(self, name):
         return getattr(sgl_kernel, name)
@@ -208,13 +224,18 @@ def sampling_case(trees, orders, depth, seed, vocab=5, thresholds=(1.0, 1.0)):
 
 
 @settings(max_examples=40, deadline=None)
-@given(forests(), st.sampled_from([(1.0, 1.0), (0.5, 1.0), (1.0, 0.75), (0.25, 0.5), (0.0, 0.0)]))
-def test_sampling_of_any_tree(forest, thresholds):
-    run_both(
-        ON_CPU,
-        "tree_speculative_sampling_target_only",
-        sampling_case(*forest, thresholds=thresholds),
-    )
+@given(
+    forests(),
+    st.sampled_from([(1.0, 1.0), (0.5, 1.0), (1.0, 0.75), (0.25, 0.5), (0.0, 0.0)]),
+    st.booleans(),
+)
+def test_sampling_of_any_tree(forest, thresholds, filled):
+    case = sampling_case(*forest, thresholds=thresholds)
+    if filled:  # what is there already is subtracted, but for the last row of a longest path
+        g = torch.Generator().manual_seed(forest[-1])
+        shape = case["draft_probs"].shape
+        case["draft_probs"] = torch.randint(0, 16, shape, generator=g) / 64
+    run_both(ON_CPU, "tree_speculative_sampling_target_only", case)
 
 
 def test_sampling_on_every_backend(compat):

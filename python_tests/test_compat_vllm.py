@@ -227,7 +227,7 @@ def test_v1_laws():
     assert (out[::2, 2] == -1).all()
 
 
-def test_v1_edges():
+def test_v1_edges(monkeypatch):
     """A draft of probability 0 is never accepted, a residual of no mass is p again, NaN stays in its request."""
     p = torch.tensor(
         [[0.0, 0.5, 0.5, 0.0], [0.25, 0.25, 0.25, 0.25], [0.0, 0.5, 0.5, 0.0], [0.0, 0.5, 0.5, 0.0]]
@@ -241,6 +241,9 @@ def test_v1_edges():
         out = v1.rejection_sample(**case)
         assert out[0, 0] in (1, 2) and out[1, 0] in range(4) and out[2, 0] in (1, 2)
         assert out[3].tolist() == [1, 7]
+    with monkeypatch.context() as patch:
+        patch.setattr(v1, "_uniforms", lambda count, *rest: torch.zeros(count, dtype=torch.float64))
+        assert v1.rejection_sample(**case)[0, 0] in (1, 2)  # nor with a coin of 0
     case["target_logits"][1] = float("nan")
     torch.manual_seed(19)
     again = v1.rejection_sample(**case)

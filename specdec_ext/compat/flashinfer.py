@@ -104,7 +104,7 @@ def top_k_renorm_probs(
     Args:
         probs: ``[B, V]`` float32, float16 or bfloat16.
         top_k: an integer, or int32 or int64 ``[B]``; 0 and below are off.
-        is_deterministic: no effect, results always are.
+        is_deterministic: no effect.
 
     Returns:
         ``[B, V]``, dtype of probs.
@@ -129,7 +129,7 @@ def top_p_renorm_probs(
     Args:
         probs: ``[B, V]`` float32, float16 or bfloat16.
         top_p: a number, or float32 ``[B]``; 1 and above are off, 0 and below keep the largest.
-        is_deterministic: no effect, results always are.
+        is_deterministic: no effect.
 
     Returns:
         float32 ``[B, V]``.
@@ -178,7 +178,7 @@ def sampling_from_logits(
     Args:
         logits: ``[U, V]`` float32, float16 or bfloat16, last dimension dense.
         indices: int32 or int64 ``[B]``, the row of logits that each output is drawn from; None: row b.
-        deterministic: no effect, results always are.
+        deterministic: no effect.
         generator: of logits' device, the source of seeds where seed or offset is None.
         check_nan: raise ValueError where logits has NaN. This waits for the device. Without it a row with NaN gives
             its finite argmax.
@@ -268,7 +268,7 @@ def chain_speculative_sampling(
         maybe_output_accepted_token_num: an integer type ``[B]``, added to in place: drafts that pass their own test, also
             behind the first rejection (a diagnostic, with coins of its own there).
         maybe_output_emitted_draft_token_num: an integer type ``[B]``, added to in place: accepted drafts.
-        deterministic: no effect, results always are.
+        deterministic: no effect.
         generator: of the tensors' device, the source of seeds where seed or offset is None.
         seed, offset: integers, or int64 or uint64 ``[1]`` or ``[B]``; offset stands for the anchor's position.
 

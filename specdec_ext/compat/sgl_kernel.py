@@ -175,7 +175,7 @@ def tree_speculative_sampling_target_only(
         draft_probs: float32 ``[B, N, V]``, zeros; written: at the rows that were tested, the probability of each
             rejected child.
         threshold_single, threshold_acc: 0 to 1; below 1 more drafts are accepted and the law is not the target's.
-        deterministic: no effect, results always are.
+        deterministic: no effect.
 
     Raises:
         RuntimeError: wrong shape, dtype, device or threshold; names function, argument, wanted, got.
