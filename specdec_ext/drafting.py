@@ -7,29 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec_ext._checks import check as _check
+from specdec_ext._checks import fail as _fail
 from specdec_ext.ops import next_round
 
 _MOST_DRAFTS = 4096  # of a block
-
-
-def _fail(function, argument, wanted, got):
-    raise RuntimeError(f"specdec_ext.{function}: {argument}: wanted {wanted}, got {got}")
-
-
-def _check(function, argument, t, shape, dtypes, sizes=(), like=None):
-    """A tensor of so many dimensions; sizes: (dimension, size, of what); like: (name, tensor) on its device."""
-    if not isinstance(t, Tensor):
-        _fail(function, argument, "a tensor", type(t).__name__)
-    if t.dim() != shape.count(",") + 1:
-        _fail(function, argument, f"shape {shape}", list(t.shape))
-    if dtypes and t.dtype not in dtypes:
-        names = " or ".join(str(dtype)[6:] for dtype in dtypes)
-        _fail(function, argument, f"dtype {names}", str(t.dtype)[6:])
-    for dim, size, what in sizes:
-        if t.shape[dim] != size:
-            _fail(function, argument, f"size {size} ({what})", t.shape[dim])
-    if like is not None and t.device != like[1].device:
-        _fail(function, argument, f"device {like[1].device} (of {like[0]})", t.device)
 
 
 def prepare_kv_weights(k_weights: Sequence[Tensor], v_weights: Sequence[Tensor]) -> Tensor:

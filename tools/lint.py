@@ -80,6 +80,23 @@ def check_package_imports():
                     )
 
 
+def check_python_layers():
+    """specdec_ext/compat stands on the wrappers alone, and nothing of the package stands on it."""
+    package = ROOT / "specdec_ext"
+    below = ("specdec_ext.ops", "specdec_ext._checks")
+    for path in sources(package, {".py"}):
+        inside = (package / "compat") in path.parents
+        for number, line in lines_of(path):
+            m = re.match(r"\s*(?:from|import)\s+(specdec_ext[\w.]*)", line)
+            if not m:
+                continue
+            of_compat = m.group(1).startswith("specdec_ext.compat")
+            if inside and not of_compat and m.group(1) not in below:
+                report(path, number, f"compat may not import {m.group(1)}")
+            if not inside and of_compat:
+                report(path, number, "nothing imports specdec_ext.compat")
+
+
 def check_kernel_text():
     for path in sources(CSRC, CXX):
         for number, line in lines_of(path):
@@ -185,6 +202,7 @@ def main():
     check_cxx_format(rewrite)
     check_layers()
     check_package_imports()
+    check_python_layers()
     check_kernel_text()
     check_tolerances()
     check_markdown_paths()
