@@ -4,17 +4,20 @@ such a model computes, written down plainly from these names, for one request at
 import json
 from dataclasses import replace
 
+import compare
 import pytest
 import tiny_llama
 import torch
 from torch.nn import functional
 
 from engine import decode
+from engine.batch import Request
 from engine.linear import LINEARS
 
 TARGET = replace(tiny_llama.CONFIG, num_layers=6)
 THETA, EPS, HEADS, KV_HEADS, HEAD_DIM, FFN = 5e4, 1e-5, 4, 2, 64, 80
 BLOCK, MASK, RANK, REDUCED = 5, 66, 8, 23
+NEW_TOKENS = [18, 5, 12]
 
 _QWEN3 = {
     "vocab_size": TARGET.vocab_size,
@@ -135,6 +138,16 @@ def target_on(backend, monkeypatch):
     tiny_llama.use_ops(monkeypatch, backend)
     monkeypatch.setattr(decode, "PREFILL_ROWS", 4)  # longer prompts come in parts
     return target_model(backend.device)
+
+
+def requests_of(temperature=0.0, count=3):
+    """Of different lengths; the last prompt is one token, which is the anchor and has no context."""
+    prompts = tiny_llama.random_prompts(count)
+    prompts[-1] = prompts[-1][:1]
+    return [
+        Request(prompt, limit, temperature, 100 + index)
+        for index, (prompt, limit) in enumerate(zip(prompts, NEW_TOKENS[:count], strict=True))
+    ]
 
 
 # --- What the models compute ------------------------------------------------------------------------
@@ -258,6 +271,25 @@ def eagle3_layer(t, kind, weights, tokens, hidden):
     q, k = turn(q, positions, THETA), turn(k, positions, THETA)
     attended = attention(q, k, v, positions[:, None] >= positions)
     return feed_forward(t, prefix, hidden + attended @ t[part + "o_proj.weight"].T)
+
+
+def next_token_law(weights, tokens):
+    """The target's law [V] of the token after a list of them."""
+    last = target_hiddens(weights, torch.tensor(tokens))[TARGET.num_layers - 1][-1]
+    return (rms(last, weights.final_norm, TARGET.norm_eps) @ weights.embedding.T).softmax(-1)
+
+
+def assert_first_two_tokens_have_their_law(target, anchor, outputs):
+    """The first and second tokens of many outputs of different seeds, at temperature 1 behind the prompt [anchor], by
+    chi-squared."""
+    w = target.weights.to("cpu").to(torch.float64)
+    first = next_token_law(w, [anchor])
+    second = sum(p * next_token_law(w, [anchor, token]) for token, p in enumerate(first))
+    for place, exact in enumerate((first, second)):
+        counted = torch.bincount(
+            torch.tensor([ids[place] for ids in outputs]), minlength=TARGET.vocab_size
+        )
+        compare.assert_counts(counted, exact, f"token {place}")
 
 
 def eagle3_chain(t, kind, weights, tokens, drafts):

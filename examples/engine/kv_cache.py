@@ -22,6 +22,7 @@ class PagedKvCache:
         device: torch.device,
     ):
         shape = (num_pages, page_size, num_kv_heads, head_dim)
+        self.num_pages = num_pages
         self.page_size = page_size
         self.device = device
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
