@@ -279,12 +279,11 @@ def next_token_law(weights, tokens):
     return (rms(last, weights.final_norm, TARGET.norm_eps) @ weights.embedding.T).softmax(-1)
 
 
-def assert_first_two_tokens_have_their_law(target, anchor, outputs):
-    """The first and second tokens of many outputs of different seeds, at temperature 1 behind the prompt [anchor], by
-    chi-squared."""
+def assert_first_two_tokens_have_their_law(target, prompt, outputs):
+    """The first and second tokens of many outputs of different seeds, at temperature 1 behind a prompt, by chi-squared."""
     w = target.weights.to("cpu").to(torch.float64)
-    first = next_token_law(w, [anchor])
-    second = sum(p * next_token_law(w, [anchor, token]) for token, p in enumerate(first))
+    first = next_token_law(w, prompt)
+    second = sum(p * next_token_law(w, [*prompt, token]) for token, p in enumerate(first))
     for place, exact in enumerate((first, second)):
         counted = torch.bincount(
             torch.tensor([ids[place] for ids in outputs]), minlength=TARGET.vocab_size
