@@ -10,6 +10,10 @@ import tiny_llama
 import torch
 from torch.nn import functional
 
+from drafters.dflash import DFlash
+from drafters.dspark import DSpark
+from drafters.eagle3 import Eagle3
+from drafters.weights import load_block_drafter, load_eagle3
 from engine import decode
 from engine.batch import Request
 from engine.linear import LINEARS
@@ -129,6 +133,14 @@ def target_model(device="cpu", dtype=torch.float32, linear="specdec"):
     """linear="torch" has passes with padding rows."""
     weights = tiny_llama.random_weights(TARGET, seed=5).to(torch.device(device), dtype)
     return tiny_llama.LlamaModel(TARGET, weights, LINEARS[linear])
+
+
+def load_drafter(folder, kind, target, base=None, **options):
+    """The drafter of a checkpoint that is written to `folder`; base: a class of a test in place of its own."""
+    folder = write(folder / kind, config_of(kind), tensors_of(kind))
+    eagle = "eagle3" in kind
+    class_ = base or (Eagle3 if eagle else DSpark if kind == "dspark" else DFlash)
+    return class_(*(load_eagle3 if eagle else load_block_drafter)(folder), target, **options)
 
 
 def target_on(backend, monkeypatch):

@@ -11,11 +11,7 @@ from test_examples_lookup import search
 pytest.importorskip("safetensors")
 
 from drafters.base import TreeShape  # noqa: E402
-from drafters.dflash import DFlash  # noqa: E402
-from drafters.dspark import DSpark  # noqa: E402
-from drafters.eagle3 import Eagle3  # noqa: E402
 from drafters.mixed import LookupOr, choose  # noqa: E402
-from drafters.weights import load_block_drafter, load_eagle3  # noqa: E402
 from engine.batch import Drafts, Request  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 
@@ -30,14 +26,10 @@ def target(backend, monkeypatch):
 
 @pytest.fixture
 def make(tmp_path, target):
-    def make(kind, **options):
+    def make(kind):
         kind, *tree = kind.split()
-        folder = draft_models.write(
-            tmp_path / kind, draft_models.config_of(kind), draft_models.tensors_of(kind)
-        )
-        class_ = {"eagle3": Eagle3, "dflash": DFlash, "dspark": DSpark}[kind]
-        load = load_eagle3 if kind == "eagle3" else load_block_drafter
-        return class_(*load(folder), target, tree=TreeShape(3, 10) if tree else None, **options)
+        shape = TreeShape(3, 10) if tree else None
+        return draft_models.load_drafter(tmp_path, kind, target, tree=shape)
 
     return make
 
@@ -133,7 +125,7 @@ class EverySecond(LookupOr):
 def test_output_of_a_mixed_batch_has_the_law_of_the_target(target, make):
     """Certain drafts and drafts drawn from logits in one pass."""
     drafter, outputs = EverySecond(make("dspark")), []
-    for begin in range(0, 2000, 500):
+    for begin in range(0, 1500, 500):
         requests = [Request([7], 3, 1.0, seed) for seed in range(begin, begin + 500)]
         outputs += Engine(target, []).generate(requests, drafter, 2).output_ids
     for half in (outputs[::2], outputs[1::2]):

@@ -191,6 +191,7 @@ def test_segments_of_a_round():
         drafts=[[1, 2, 3], [4, 5], [], [7, 8]],
         committed=[[1, 9], [4, 5, 6], [], [7]],
         num_accepted=[1, 2, 0, 1],
+        finished=[False] * 4,
     )
     assert segments_of(record, 0) == [("accepted", [1]), ("dropped", [2, 3]), ("corrected", [9])]
     assert segments_of(record, 1) == [("accepted", [4, 5]), ("corrected", [6])]

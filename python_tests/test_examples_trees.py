@@ -16,7 +16,6 @@ from drafters.base import TreeShape  # noqa: E402
 from drafters.dflash import DFlash  # noqa: E402
 from drafters.dspark import DSpark  # noqa: E402
 from drafters.eagle3 import Eagle3, own_bits  # noqa: E402
-from drafters.weights import load_block_drafter, load_eagle3  # noqa: E402
 from engine.batch import Drafts, DraftTree, Request, prune_tree  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 
@@ -35,12 +34,10 @@ def make(tmp_path, target):
     """A drafter of trees, and the tensors of its checkpoint."""
 
     def make(kind, base=None, model=None, shape=SHAPE, **options):
-        tensors = draft_models.tensors_of(kind)
-        folder = draft_models.write(tmp_path / kind, draft_models.config_of(kind), tensors)
-        eagle = "eagle3" in kind
-        loaded = load_eagle3(folder) if eagle else load_block_drafter(folder)
-        class_ = base or (Eagle3 if eagle else DSpark if kind == "dspark" else DFlash)
-        return class_(*loaded, model or target, tree=shape, **options), tensors
+        drafter = draft_models.load_drafter(
+            tmp_path, kind, model or target, base, tree=shape, **options
+        )
+        return drafter, draft_models.tensors_of(kind)
 
     return make
 
@@ -236,7 +233,7 @@ class LikelyTree:
 
 def test_output_with_trees_has_the_law_of_the_target(target):
     outputs, accepted = [], 0
-    for begin in range(0, 2000, 500):
+    for begin in range(0, 1500, 500):
         requests = [Request([7], 3, 1.0, seed) for seed in range(begin, begin + 500)]
         got = Engine(target, []).generate(requests, LikelyTree(target, 7), 2)
         outputs, accepted = outputs + got.output_ids, accepted + got.accepted

@@ -41,6 +41,10 @@ class FeatureDrafter(Drafter, Protocol):
         """A new batch begins, with the target's cache; whatever was kept of the one before is void."""
         ...
 
+    def admit(self, index: int) -> None:
+        """Another request takes this place of the batch; passes over its tokens follow."""
+        ...
+
     def observe(self, state: BatchState, seen: TargetPass) -> None:
         """Called after every pass, those over the prompts too, and after its tokens have been committed.
 

@@ -65,6 +65,9 @@ class DFlash:
             self.target.dtype, self.target.device,
         )  # fmt: skip
 
+    def admit(self, index: int) -> None:
+        """Nothing is kept outside of the cache."""
+
     def observe(self, state: BatchState, seen: TargetPass) -> None:
         """Keys and values of the committed rows, of all layers at once. Rejected rows leave nothing."""
         w, eps = self.weights, self.config.layers.norm_eps

@@ -90,6 +90,9 @@ class Eagle3:
         )
         self._ready = torch.zeros(state.batch_size, dtype=torch.bool, device=device)
 
+    def admit(self, index: int) -> None:
+        self._ready[index] = False
+
     def observe(self, state: BatchState, seen: TargetPass) -> None:
         """Runs the layer over the rows of the pass with the features that the target has now. Rejected rows are
         among them: the next pass writes over their places, and nothing reads these before."""

@@ -27,6 +27,9 @@ class LookupOr:
     def start(self, state: BatchState, cache: PagedKvCache) -> None:
         self.drafter.start(state, cache)
 
+    def admit(self, index: int) -> None:
+        self.drafter.admit(index)
+
     def observe(self, state: BatchState, seen: TargetPass) -> None:
         """The drafter sees every pass, also those over tokens that were looked up."""
         self.drafter.observe(state, seen)

@@ -1,5 +1,6 @@
 """The state of a batch between rounds, what a round proposes, and what it commits. All tensors on the device."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +15,11 @@ class Request:
     max_new_tokens: int
     temperature: float = 0.0
     seed: int = 0
+
+    @property
+    def max_tokens(self) -> int:
+        """Prompt and output together."""
+        return len(self.prompt_ids) + self.max_new_tokens
 
 
 @dataclass
@@ -81,29 +87,48 @@ class Commit:
 
     tokens: Tensor  # int64 [B, K+1] as decided, -1 where nothing
     num_committed: Tensor  # int64 [B], 0 for a request that took no part
+    finished: Tensor  # bool [B], by this round
+
+
+def empty_batch(
+    batch_size: int, max_tokens: int, block_table: Tensor, stop_ids: list[int], device: torch.device
+) -> BatchState:
+    """Places for requests of up to max_tokens tokens, prompt and output together; nobody is in them yet."""
+
+    def per_request(value, dtype: torch.dtype) -> Tensor:
+        return torch.full((batch_size,), value, dtype=dtype, device=device)
+
+    return BatchState(
+        history=torch.full((batch_size, max_tokens + 1), -1, dtype=torch.int64, device=device),
+        num_tokens=per_request(1, torch.int64),  # an anchor, so that positions are some
+        max_tokens=per_request(1, torch.int64),
+        active=per_request(False, torch.bool),
+        temperature=per_request(0.0, torch.float32),
+        seeds=per_request(0, torch.int64),
+        stop_ids=torch.tensor(stop_ids, dtype=torch.int64, device=device),
+        block_table=block_table,
+    )
+
+
+def seat(state: BatchState, index: int, request: Request, output_ids: Sequence[int] = ()) -> None:
+    """Puts a request into place `index` of the batch, with the output that it has so far."""
+    ids = [*request.prompt_ids, *output_ids]
+    state.history[index, : len(ids)] = torch.tensor(ids, device=state.history.device)
+    state.num_tokens[index] = len(ids)
+    state.max_tokens[index] = request.max_tokens
+    state.active[index] = len(ids) < request.max_tokens
+    state.temperature[index] = request.temperature
+    state.seeds[index] = request.seed
 
 
 def new_batch(
     requests: list[Request], stop_ids: list[int], block_table: Tensor, device: torch.device
 ) -> BatchState:
-    limits = [len(r.prompt_ids) + r.max_new_tokens for r in requests]
-    history = torch.full((len(requests), max(limits) + 1), -1, dtype=torch.int64)
+    longest = max((request.max_tokens for request in requests), default=0)
+    state = empty_batch(len(requests), longest, block_table, stop_ids, device)
     for index, request in enumerate(requests):
-        history[index, : len(request.prompt_ids)] = torch.tensor(request.prompt_ids)
-
-    def per_request(values: list, dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    return BatchState(
-        history=history.to(device),
-        num_tokens=per_request([len(r.prompt_ids) for r in requests], torch.int64),
-        max_tokens=per_request(limits, torch.int64),
-        active=per_request([r.max_new_tokens > 0 for r in requests], torch.bool),
-        temperature=per_request([r.temperature for r in requests], torch.float32),
-        seeds=per_request([r.seed for r in requests], torch.int64),
-        stop_ids=per_request(stop_ids, torch.int64),
-        block_table=block_table,
-    )
+        seat(state, index, request)
+    return state
 
 
 def tree_drafts(
@@ -171,4 +196,4 @@ def commit(state: BatchState, tokens: Tensor, num_accepted: Tensor, page_size: i
     state.history.scatter_(1, places.where(column < num_emitted[:, None], nowhere), tokens)
     state.num_tokens += num_emitted
     state.active &= ~finished
-    return Commit(tokens, num_emitted.long())
+    return Commit(tokens, num_emitted.long(), finished)

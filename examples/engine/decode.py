@@ -27,6 +27,7 @@ class RoundRecord:
     ]  # per request, the drafts that were verified; of a tree the accepted path first
     committed: list[list[int]]  # per request, the tokens added; empty if it took no part
     num_accepted: list[int]  # of the committed tokens, those that were drafts
+    finished: list[bool]  # by this round
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,20 @@ class Engine:
     With a drafter, a round verifies chains of up to `num_drafts` drafts with `verify_chain`, or trees of so many levels
     with `verify_tree`. Without one it is plain decoding: the same pass over one row per request, the token from
     `sample`.
+
+    `method` is how `verify_chain` decides about chains. "sampled" gives the tokens of plain decoding, whatever the drafts
+    are and however many of them; "token" accepts more.
     """
 
-    def __init__(self, model: LlamaModel, stop_ids: list[int], page_size: int = PAGE_SIZE):
+    def __init__(
+        self,
+        model: LlamaModel,
+        stop_ids: list[int],
+        page_size: int = PAGE_SIZE,
+        method: str = "token",
+    ):
         self.model = model
+        self.method = method
         self.stop_ids = stop_ids
         self.page_size = page_size
 
@@ -89,7 +100,7 @@ class Engine:
         num_drafts: int = 0,
         on_round: Callable[[RoundRecord], None] | None = None,
     ) -> Generation:
-        lengths = [self._checked_length(request) for request in requests]
+        lengths = [self.checked_length(request) for request in requests]
         places = [length + lookahead(drafter) for length in lengths]
         num_pages = sum(-(-count // self.page_size) for count in places)
         cache = self.model.new_cache(num_pages, self.page_size)
@@ -100,14 +111,14 @@ class Engine:
         if tapped_layers(drafter):
             drafter.start(state, cache)
         for index, request in enumerate(requests):
-            self._prefill(index, len(request.prompt_ids) - 1, state, cache, drafter)
+            self.prefill(index, len(request.prompt_ids) - 1, state, cache, drafter)
         prefill_seconds = self._now() - start
 
         result = Generation([], prefill_seconds, 0.0, 0, 0, 0, 0)
         status = torch.zeros(len(requests), dtype=torch.int32, device=self.model.device)
         while True:
             start = self._now()
-            record = self._round(state, cache, drafter, num_drafts, status)
+            record = self.round(state, cache, drafter, num_drafts, status)
             result.decode_seconds += self._now() - start
             if record is None:
                 break
@@ -126,13 +137,15 @@ class Engine:
         cache.give_back(pages)
         return result
 
-    def _prefill(
+    def prefill(
         self, index: int, num_places: int, state: BatchState, cache: PagedKvCache, drafter
     ) -> None:
         """Fills the cache with the first tokens of a request, all but the last one, which is the next round's anchor.
 
         One request at a time, so that a prompt's keys and values do not depend on its neighbours.
         """
+        if tapped_layers(drafter):
+            drafter.admit(index)
         device, table = self.model.device, state.block_table
         for begin in range(0, num_places, PREFILL_ROWS):
             end = min(begin + PREFILL_ROWS, num_places)
@@ -153,7 +166,7 @@ class Engine:
                 kept = torch.full((1,), end - begin, device=device)
                 drafter.observe(state, TargetPass(rows, owner, owner[:1], taps.hiddens, kept))
 
-    def _round(
+    def round(
         self, state: BatchState, cache: PagedKvCache, drafter, num_drafts: int, status: Tensor
     ) -> RoundRecord | None:
         """One round of every active request; None when there is none."""
@@ -196,6 +209,8 @@ class Engine:
     def _verify(self, state: BatchState, layout: RoundRows, drafts: Drafts, logits: Tensor):
         rows, vocab_size = layout.rows, self.model.config.vocab_size
         if drafts.tree is not None:
+            if self.method != "token":
+                raise ValueError(f"drafts are trees: method: wanted 'token', got {self.method!r}")
             tokens, path, num_accepted, status, *_ = ops.verify_tree(
                 logits,
                 rows.token_ids,
@@ -220,7 +235,7 @@ class Engine:
             draft_logits=drafts.logits,
             draft_temperature=drafts.temperature,
             draft_is_one_hot=drafts.one_hot,
-            method="token",
+            method=self.method,
             temperature=state.temperature,
         )
         return Decision(tokens, num_accepted, status)
@@ -233,10 +248,10 @@ class Engine:
         everyone = torch.arange(done.num_committed.numel(), device=self.model.device)
         return TargetPass(layout.rows, layout.requests, everyone, taps.hiddens, done.num_committed)
 
-    def _checked_length(self, request: Request) -> int:
+    def checked_length(self, request: Request) -> int:
         if not request.prompt_ids:
             raise ValueError("a request needs at least one prompt token")
-        length = len(request.prompt_ids) + request.max_new_tokens
+        length = request.max_tokens
         if length > self.model.config.max_positions:
             raise ValueError(
                 f"prompt and output together want {length} positions, "
@@ -281,4 +296,5 @@ def to_record(drafts: Drafts, decision: Decision, done: Commit) -> RoundRecord:
         drafts=proposed,
         committed=[row[:n] for row, n in zip(done.tokens.tolist(), committed, strict=True)],
         num_accepted=num_accepted,
+        finished=done.finished.tolist(),
     )
