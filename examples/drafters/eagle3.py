@@ -129,9 +129,8 @@ class Eagle3:
         device = state.history.device
         hidden = self._hidden[:, None]  # [B, F, d] of the frontier F, at first the anchor
         scores = torch.zeros(batch, 1, device=device)
-        above = torch.full(
-            (batch, 1), -1, dtype=torch.int32, device=device
-        )  # candidate of every frontier node
+        # Of every frontier node the candidate that it is.
+        above = torch.full((batch, 1), -1, dtype=torch.int32, device=device)
         seen_by = torch.zeros(batch, 1, -(-topk * depth // 32), dtype=torch.int32, device=device)
         queries, masks, candidates, num_candidates = [], [], [], 0
         for level in range(depth):

@@ -65,9 +65,8 @@ def lay_out_rows(
     if num_used == 0:
         return None
 
-    requests, used, offset = owners_of(
-        cu_rows, row_count(num_used)
-    )  # offset 0 = anchor, j = draft j - 1
+    # Offset 0 is the anchor, j draft j - 1.
+    requests, used, offset = owners_of(cu_rows, row_count(num_used))
     candidates = torch.cat([state.anchor_ids[:, None], drafts.tokens], dim=1)
     begins = state.anchor_positions[requests]
     slots = slots_of(state.block_table, requests, begins + offset, page_size)
