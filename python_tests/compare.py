@@ -156,3 +156,18 @@ def assert_rate(rate, law, count, what="rate"):
 
 # A number that was published with three decimals.
 PUBLISHED_ERROR = 5e-4
+
+
+def assert_counts(counted, law, what="counts"):
+    """How often each outcome was drawn against its probability, by chi-squared: at most four standard deviations
+    above its mean. Outcomes expected fewer than five times are one."""
+    expected = law * counted.sum()
+    common = expected >= 5
+    chi = ((counted - expected) ** 2 / expected)[common].sum()
+    rest = float(expected[~common].sum())
+    if rest > 0:
+        chi += (counted[~common].sum() - rest) ** 2 / rest
+    freedom = int(common.sum()) - (rest <= 0)
+    assert chi < freedom + 4 * (2 * freedom) ** 0.5, (
+        f"{what}: chi-squared {float(chi)} of {freedom}"
+    )

@@ -4,17 +4,24 @@ such a model computes, written down plainly from these names, for one request at
 import json
 from dataclasses import replace
 
+import compare
 import pytest
 import tiny_llama
 import torch
 from torch.nn import functional
 
+from drafters.dflash import DFlash
+from drafters.dspark import DSpark
+from drafters.eagle3 import Eagle3
+from drafters.weights import load_block_drafter, load_eagle3
 from engine import decode
+from engine.batch import Request
 from engine.linear import LINEARS
 
 TARGET = replace(tiny_llama.CONFIG, num_layers=6)
 THETA, EPS, HEADS, KV_HEADS, HEAD_DIM, FFN = 5e4, 1e-5, 4, 2, 64, 80
 BLOCK, MASK, RANK, REDUCED = 5, 66, 8, 23
+NEW_TOKENS = [18, 5, 12]
 
 _QWEN3 = {
     "vocab_size": TARGET.vocab_size,
@@ -128,6 +135,14 @@ def target_model(device="cpu", dtype=torch.float32, linear="specdec"):
     return tiny_llama.LlamaModel(TARGET, weights, LINEARS[linear])
 
 
+def load_drafter(folder, kind, target, base=None, **options):
+    """The drafter of a checkpoint that is written to `folder`; base: a class of a test in place of its own."""
+    folder = write(folder / kind, config_of(kind), tensors_of(kind))
+    eagle = "eagle3" in kind
+    class_ = base or (Eagle3 if eagle else DSpark if kind == "dspark" else DFlash)
+    return class_(*(load_eagle3 if eagle else load_block_drafter)(folder), target, **options)
+
+
 def target_on(backend, monkeypatch):
     """A target whose passes go through the ops of a backend, as `monkeypatch` leaves them."""
     if backend.emulated:
@@ -135,6 +150,16 @@ def target_on(backend, monkeypatch):
     tiny_llama.use_ops(monkeypatch, backend)
     monkeypatch.setattr(decode, "PREFILL_ROWS", 4)  # longer prompts come in parts
     return target_model(backend.device)
+
+
+def requests_of(temperature=0.0, count=3):
+    """Of different lengths; the last prompt is one token, which is the anchor and has no context."""
+    prompts = tiny_llama.random_prompts(count)
+    prompts[-1] = prompts[-1][:1]
+    return [
+        Request(prompt, limit, temperature, 100 + index)
+        for index, (prompt, limit) in enumerate(zip(prompts, NEW_TOKENS[:count], strict=True))
+    ]
 
 
 # --- What the models compute ------------------------------------------------------------------------
@@ -258,6 +283,24 @@ def eagle3_layer(t, kind, weights, tokens, hidden):
     q, k = turn(q, positions, THETA), turn(k, positions, THETA)
     attended = attention(q, k, v, positions[:, None] >= positions)
     return feed_forward(t, prefix, hidden + attended @ t[part + "o_proj.weight"].T)
+
+
+def next_token_law(weights, tokens):
+    """The target's law [V] of the token after a list of them."""
+    last = target_hiddens(weights, torch.tensor(tokens))[TARGET.num_layers - 1][-1]
+    return (rms(last, weights.final_norm, TARGET.norm_eps) @ weights.embedding.T).softmax(-1)
+
+
+def assert_first_two_tokens_have_their_law(target, prompt, outputs):
+    """The first and second tokens of many outputs of different seeds, at temperature 1 behind a prompt, by chi-squared."""
+    w = target.weights.to("cpu").to(torch.float64)
+    first = next_token_law(w, prompt)
+    second = sum(p * next_token_law(w, [*prompt, token]) for token, p in enumerate(first))
+    for place, exact in enumerate((first, second)):
+        counted = torch.bincount(
+            torch.tensor([ids[place] for ids in outputs]), minlength=TARGET.vocab_size
+        )
+        compare.assert_counts(counted, exact, f"token {place}")
 
 
 def eagle3_chain(t, kind, weights, tokens, drafts):

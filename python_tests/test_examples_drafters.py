@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import compare
 import draft_models
 import pytest
-import tiny_llama
 import torch
+from draft_models import requests_of
 
 pytest.importorskip("safetensors")
 
@@ -18,9 +18,6 @@ from drafters.weights import load_block_drafter  # noqa: E402
 from engine.batch import Drafts, Request  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 from specdec_ext._philox import DRAFT, uniform  # noqa: E402
-
-TARGET = draft_models.TARGET
-NEW_TOKENS = [18, 5, 12]
 
 
 @pytest.fixture
@@ -39,15 +36,6 @@ def checkpoint(tmp_path):
         return tensors, load_block_drafter(tmp_path / kind, **options)
 
     return make
-
-
-def requests_of(temperature=0.0, count=3):
-    prompts = tiny_llama.random_prompts(count)
-    prompts[-1] = prompts[-1][:1]  # a prompt without context: its one token is the anchor
-    return [
-        Request(prompt, limit, temperature, 100 + index)
-        for index, (prompt, limit) in enumerate(zip(prompts, NEW_TOKENS[:count], strict=True))
-    ]
 
 
 def watched(kind, outputs, requests, good):
@@ -217,24 +205,7 @@ def test_output_with_dspark_has_the_law_of_the_target(target, checkpoint):
         assert 0 < got.accepted < got.drafted < 3 * got.request_passes
         outputs += got.output_ids
 
-    w = target.weights.to("cpu").to(torch.float64)
-
-    def law(tokens):
-        last = draft_models.target_hiddens(w, torch.tensor(tokens))[TARGET.num_layers - 1][-1]
-        return (draft_models.rms(last, w.final_norm, TARGET.norm_eps) @ w.embedding.T).softmax(-1)
-
-    first = law([7])
-    second = sum(p * law([7, token]) for token, p in enumerate(first))
-    for place, exact in enumerate((first, second)):
-        counted = torch.bincount(
-            torch.tensor([ids[place] for ids in outputs]), minlength=TARGET.vocab_size
-        )
-        expected = exact * len(outputs)
-        common = expected >= 5
-        rest = (counted[~common].sum() - expected[~common].sum()) ** 2 / expected[~common].sum()
-        chi = ((counted - expected) ** 2 / expected)[common].sum() + rest
-        freedom = int(common.sum())
-        assert chi < freedom + 4 * (2 * freedom) ** 0.5, f"token {place}: {chi} of {freedom}"
+    draft_models.assert_first_two_tokens_have_their_law(target, [7], outputs)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])

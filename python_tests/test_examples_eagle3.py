@@ -6,15 +6,15 @@ from dataclasses import replace
 import compare
 import draft_models
 import pytest
-import tiny_llama
 import torch
+from draft_models import requests_of
 
 pytest.importorskip("safetensors")
 
 from drafters.configs import eagle3_taps  # noqa: E402
 from drafters.eagle3 import Eagle3  # noqa: E402
 from drafters.weights import load_eagle3  # noqa: E402
-from engine.batch import Drafts, Request  # noqa: E402
+from engine.batch import Drafts  # noqa: E402
 from engine.decode import Engine  # noqa: E402
 
 KINDS = ("eagle3", "deepspec_eagle3")
@@ -33,15 +33,6 @@ def checkpoint(tmp_path):
         return tensors, *load_eagle3(tmp_path / kind)
 
     return make
-
-
-def requests_of(temperature=0.0):
-    prompts = tiny_llama.random_prompts(3)
-    prompts[-1] = prompts[-1][:1]  # no features in the first round
-    return [
-        Request(prompt, limit, temperature, 100 + b)
-        for b, (prompt, limit) in enumerate(zip(prompts, (18, 5, 12), strict=True))
-    ]
 
 
 class Watched(Eagle3):

@@ -12,9 +12,11 @@ pytest.importorskip("rich")
 pytest.importorskip("gguf")
 pytest.importorskip("tokenizers")
 
+import draft_models  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 import generate  # noqa: E402
+import serve  # noqa: E402
 from engine.decode import Engine, RoundRecord  # noqa: E402
 from session import Session  # noqa: E402
 from ui import Ui, segments_of  # noqa: E402
@@ -191,6 +193,7 @@ def test_segments_of_a_round():
         drafts=[[1, 2, 3], [4, 5], [], [7, 8]],
         committed=[[1, 9], [4, 5, 6], [], [7]],
         num_accepted=[1, 2, 0, 1],
+        finished=[False] * 4,
     )
     assert segments_of(record, 0) == [("accepted", [1]), ("dropped", [2, 3]), ("corrected", [9])]
     assert segments_of(record, 1) == [("accepted", [4, 5]), ("corrected", [6])]
@@ -245,3 +248,27 @@ def test_help_names_every_option(capsys):
     ).split():
         assert option in text
     assert isinstance(generate.parse_arguments([]), argparse.Namespace)
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_the_serving_program_tells_of_every_request(monkeypatch, tmp_path, temperature):
+    """With drafts scheduled by a table that it measures; outputs are those of plain decoding."""
+    monkeypatch.setattr(serve, "shipped_prompts", lambda: [("one", "abcabcabc"), ("two", "xy")])
+    config, tensors = draft_models.config_of("dspark"), draft_models.tensors_of("dspark")
+    folder, stream = draft_models.write(tmp_path / "dspark", config, tensors), io.StringIO()
+    arguments = ["--requests", "5", "--rate", "1e6", "--batch", "2", "--pages", "9", "--k", "3"]
+    arguments += ["--max-new-tokens", "8", "--temperature", temperature, "--dspark", str(folder)]
+    session = Session(
+        args=serve.parse_arguments(arguments),
+        ui=Ui(Console(file=stream)),
+        tokenizer=Letters(),
+        engine=Engine(draft_models.target_model(), stop_ids=[0]),
+        transformers_model=None,
+    )
+    visits, server = serve.visits_of(session), serve.server_of(session)
+    plain = session.engine.generate([visit.request for visit in visits])
+    serve.serve(session, server, visits)
+    *lines, last = stream.getvalue().splitlines()
+    assert len(lines) == 5 and all(" tokens, first after " in line for line in lines)
+    assert [visit.num_tokens for visit in visits] == list(map(len, plain.output_ids))
+    assert last.startswith(f"{plain.num_tokens} tokens in ") and server.drafted > 0

@@ -59,6 +59,8 @@ def random_model(device="cpu", dtype=torch.float32):
 def use_ops(monkeypatch, backend):
     """Lets the engine call the operators of one test backend."""
     for name in (
+        "engine.batch",
+        "engine.layout",
         "engine.linear",
         "engine.model",
         "engine.decode",

@@ -1,8 +1,13 @@
 """The seam between the engine and the models or rules that draft for it."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from engine.batch import BatchState, Drafts, TargetPass
+from engine.batch import BatchState, Drafts
+from engine.kv_cache import PagedKvCache
+from engine.layout import TargetPass
+
+MAX_TOPK, MAX_NODES, MAX_CANDIDATES = 32, 256, 2048  # of expand_tree, build_tree and block_tree
 
 
 class Drafter(Protocol):
@@ -18,14 +23,26 @@ class Drafter(Protocol):
 
 
 class FeatureDrafter(Drafter, Protocol):
-    """A drafter that reads hidden states of the target, and keeps what it makes of them from pass to pass."""
+    """A drafter that reads hidden states of the target, and keeps what it makes of them from pass to pass.
+
+    Its keys and values lie in caches of its own, at the places that the target's block table names: whoever moves a
+    request to other pages moves it for both.
+    """
 
     tapped_layers: tuple[
         int, ...
     ]  # outputs of these decoder layers, -1 for the embedding; at least one
 
-    def start(self, state: BatchState, page_size: int) -> None:
-        """A new batch begins; whatever was kept of the one before is void."""
+    lookahead: (
+        int  # places past a request's last token that it, or a round over its drafts, may write to
+    )
+
+    def start(self, state: BatchState, cache: PagedKvCache) -> None:
+        """A new batch begins, with the target's cache; whatever was kept of the one before is void."""
+        ...
+
+    def admit(self, index: int) -> None:
+        """Another request takes this place of the batch; passes over its tokens follow."""
         ...
 
     def observe(self, state: BatchState, seen: TargetPass) -> None:
@@ -34,3 +51,19 @@ class FeatureDrafter(Drafter, Protocol):
         The rows that stay are the context of the next proposal: places before the anchor.
         """
         ...
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """Draft trees of at most `num_nodes` nodes, the anchor among them, and at most `topk` children of a node."""
+
+    topk: int
+    num_nodes: int
+
+    def __post_init__(self):
+        for what, value, most in (
+            ("topk", self.topk, MAX_TOPK),
+            ("num_nodes", self.num_nodes, MAX_NODES),
+        ):
+            if not 1 <= value <= most:
+                raise ValueError(f"TreeShape: {what}: wanted 1 to {most}, got {value}")

@@ -8,29 +8,39 @@ import torch
 from torch import Tensor
 
 import specdec_ext
+from drafters.base import TreeShape
 from drafters.configs import BlockConfig
 from drafters.layers import check_target, finish_layer, rms_norm, turned_heads
 from drafters.weights import BlockWeights, move
-from engine.batch import BatchState, Drafts, TargetPass
-from engine.kv_cache import PagedKvCache, slots_of
+from engine.batch import BatchState, Drafts, tree_drafts
+from engine.kv_cache import PagedKvCache
+from engine.layout import TargetPass
 from engine.model import LlamaModel, rotary_tables
 
 ops = torch.ops.specdec
 
 
 class DFlash:
-    """Proposes the most likely token at every place: certain drafts, whatever the temperature."""
+    """Proposes the most likely token at every place, or with `tree` the best paths through the likeliest tokens of all
+    places: certain drafts, whatever the temperature."""
 
     name = "DFlash"
 
-    def __init__(self, config: BlockConfig, weights: BlockWeights, target: LlamaModel):
+    def __init__(
+        self,
+        config: BlockConfig,
+        weights: BlockWeights,
+        target: LlamaModel,
+        *,
+        tree: TreeShape | None = None,
+    ):
         check_target(
             target,
             hidden_size=config.layers.hidden_size,
             vocab_size=config.layers.vocab_size,
             num_layers=config.num_target_layers,
         )
-        self.config, self.target = config, target
+        self.config, self.target, self.tree = config, target, tree
         self.weights = move(weights, target.device, target.dtype)
         self.tapped_layers = config.target_layer_ids
         layers = self.weights.layers
@@ -44,25 +54,26 @@ class DFlash:
             target.device,
         )
 
-    def start(self, state: BatchState, page_size: int) -> None:
+    @property
+    def lookahead(self) -> int:
+        return max(self.config.block_size, self.tree.num_nodes if self.tree else 0)
+
+    def start(self, state: BatchState, cache: PagedKvCache) -> None:
         c = self.config.layers
-        lengths = [length + self.config.block_size for length in state.max_tokens.tolist()]
-        num_pages = sum(-(-length // page_size) for length in lengths)
         self._cache = PagedKvCache(
-            c.num_layers, num_pages, page_size, c.num_kv_heads, c.head_dim,
+            c.num_layers, cache.num_pages, cache.page_size, c.num_kv_heads, c.head_dim,
             self.target.dtype, self.target.device,
         )  # fmt: skip
-        self._block_table, _ = self._cache.take(lengths)
+
+    def admit(self, index: int) -> None:
+        """Nothing is kept outside of the cache."""
 
     def observe(self, state: BatchState, seen: TargetPass) -> None:
         """Keys and values of the committed rows, of all layers at once. Rejected rows leave nothing."""
         w, eps = self.weights, self.config.layers.norm_eps
         features = ops.fuse_features(seen.hiddens, w.fc, w.hidden_norm, eps)
-        slots = slots_of(
-            self._block_table, seen.requests, seen.rows.positions, self._cache.page_size
-        )
         self._inject(
-            features, self._kv_weight, slice(None), seen.rows.positions, slots,
+            features, self._kv_weight, slice(None), seen.rows.positions, seen.rows.slots,
             cu_rows=seen.rows.cu_rows, commit_rows=seen.num_committed.to(torch.int32),
         )  # fmt: skip
 
@@ -73,8 +84,23 @@ class DFlash:
 
     def draw(self, state: BatchState, hidden: Tensor, base_logits: Tensor) -> Drafts:
         """Drafts from the block's final hidden states [B, G, d] and logits [B, G, V] of its drafts' rows."""
+        if self.tree is not None:
+            return self.draw_tree(state, base_logits)
         tokens = base_logits.argmax(-1)
         return Drafts(tokens, torch.full_like(state.num_tokens, tokens.size(1)))
+
+    def draw_tree(self, state: BatchState, base_logits: Tensor) -> Drafts:
+        """The best tree under the laws of the block's places, which do not know each other's tokens."""
+        built = ops.block_tree(
+            base_logits,
+            state.anchor_ids,
+            state.anchor_positions,
+            self.tree.num_nodes,
+            self.tree.topk,
+            vocab_size=self.config.layers.vocab_size,
+            temperature=state.temperature,
+        )
+        return tree_drafts(built, state.anchor_positions, state.active, base_logits.size(1))
 
     def run_block(self, state: BatchState, num_drafts: int) -> Tensor:
         """Normed hidden states [B, G, d] of the rows that predict drafts 1 to G."""
@@ -83,7 +109,7 @@ class DFlash:
         input_ids, positions, slots, draft_rows = specdec_ext.draft_block(
             state.anchor_ids.where(state.active, -1),
             starts,
-            self._block_table,
+            state.block_table,
             page_size=self._cache.page_size,
             num_drafts=num_drafts,
             mask_token_id=config.mask_token_id,
@@ -103,7 +129,7 @@ class DFlash:
                 turned_heads(q, layer.q_norm, c.norm_eps, cos, sin),
                 self._cache.keys[index],
                 self._cache.values[index],
-                self._block_table,
+                state.block_table,
                 cu_rows,
                 seq_lens,
                 max_rows=length,

@@ -4,6 +4,7 @@ confidence head that says how many drafts are worth a row of the target's pass."
 import torch
 from torch import Tensor
 
+from drafters.base import TreeShape
 from drafters.configs import BlockConfig
 from drafters.dflash import DFlash
 from drafters.weights import BlockWeights
@@ -19,6 +20,8 @@ class DSpark(DFlash):
     With `steps_per_second` (float32 [M+1], passes per second with n rows: `specdec_ext.StepTable`) the whole
     batch's drafts are admitted while they pay; else a request's drafts end before the first of a confidence
     below `threshold`. Both decide about a draft from what came before it, so the target's law is kept.
+
+    With `tree` the drafts are those of the parallel stage, certain and as DFlash's: the sequential head knows chains.
     """
 
     name = "DSpark"
@@ -31,15 +34,20 @@ class DSpark(DFlash):
         *,
         threshold: float = 0.0,
         steps_per_second: Tensor | None = None,
+        tree: TreeShape | None = None,
     ):
-        super().__init__(config, weights, target)
+        super().__init__(config, weights, target, tree=tree)
         if config.markov_rank == 0:
             raise ValueError("DSpark: markov_rank: wanted at least 1, got 0 (a DFlash checkpoint)")
         if not config.has_confidence and (threshold > 0 or steps_per_second is not None):
             raise ValueError("DSpark: the checkpoint has no confidence head to decide by")
+        if tree is not None and (threshold > 0 or steps_per_second is not None):
+            raise ValueError("DSpark: confidences are those of chains, they say nothing of a tree")
         self.threshold, self.steps_per_second = threshold, steps_per_second
 
     def draw(self, state: BatchState, hidden: Tensor, base_logits: Tensor) -> Drafts:
+        if self.tree is not None:
+            return self.draw_tree(state, base_logits)
         w, confidence_head = self.weights.markov, self.weights.confidence
         tokens, _, _, confidence, logits = ops.markov_draft(
             base_logits,

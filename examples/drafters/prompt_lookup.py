@@ -11,20 +11,21 @@ class PromptLookup:
     (editing, summarising, code) and costs little where it does not.
 
     A match of a single token is weak evidence, and a pass over four rows costs little more than one
-    over a single row, over eight nearly twice as much: such a match gets `weak_drafts` drafts at most.
+    over a single row, over eight nearly twice as much: such a match gets `weak_drafts` drafts at most. One of fewer
+    than `shortest` tokens is none.
     """
 
     name = "prompt lookup"
 
-    def __init__(self, longest: int = 4, weak_drafts: int = 3):
-        self.longest = longest
+    def __init__(self, longest: int = 4, weak_drafts: int = 3, shortest: int = 1):
+        self.longest, self.shortest = longest, shortest
         self.weak_drafts = weak_drafts
 
     def propose(self, state: BatchState, num_drafts: int) -> Drafts:
         length, end = match_suffix(state, self.longest)
         allowed = torch.where(length > 1, num_drafts, min(self.weak_drafts, num_drafts))
         available = state.num_tokens - 1 - end  # tokens from after the match to the anchor
-        counts = torch.minimum(allowed, available).where(length > 0, 0)
+        counts = torch.minimum(allowed, available).where(length >= self.shortest, 0)
 
         column = torch.arange(num_drafts, device=end.device)
         source = (end[:, None] + 1 + column).clamp(max=state.history.size(1) - 1)

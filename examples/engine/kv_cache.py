@@ -7,8 +7,8 @@ from torch import Tensor
 class PagedKvCache:
     """Keys and values of every layer, `[num_pages, page_size, num_kv_heads, head_dim]` each.
 
-    Slot = page * page_size + offset. Pages are taken when a request is admitted and given back when
-    it ends, both on the host; nothing here runs during a round.
+    Slot = page * page_size + offset. Pages are taken and given back between rounds, on the
+    host.
     """
 
     def __init__(
@@ -22,6 +22,7 @@ class PagedKvCache:
         device: torch.device,
     ):
         shape = (num_pages, page_size, num_kv_heads, head_dim)
+        self.num_pages = num_pages
         self.page_size = page_size
         self.device = device
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
@@ -49,11 +50,16 @@ class PagedKvCache:
         for column in range(max(needs, default=0)):
             for request, need in enumerate(needs):
                 if column < need:
-                    pages[request].append(self._free.pop())
+                    pages[request] += self.take_pages(1)
         table = torch.full((len(needs), max(needs, default=0)), -1, dtype=torch.int32)
         for request, owned in enumerate(pages):
             table[request, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
         return table.to(self.device), pages
+
+    def take_pages(self, count: int) -> list[int]:
+        if count > len(self._free):
+            raise RuntimeError(f"cache has {len(self._free)} free pages, {count} wanted")
+        return [self._free.pop() for _ in range(count)]
 
     def give_back(self, pages: list[list[int]]) -> None:
         for owned in pages:

@@ -68,6 +68,9 @@ class PassRows:
     seq_lens: Tensor  # int32 [B], all KV of a request including this pass's rows
     block_table: Tensor  # int32 [B, P]
     max_rows: int  # no request has more rows
+    tree_mask: Tensor | None = (
+        None  # int32 [R, W], which rows of its request a row sees; None: those before it
+    )
 
 
 class Taps:
@@ -130,7 +133,8 @@ class LlamaModel:
                 rows.cu_rows,
                 rows.seq_lens,
                 max_rows=rows.max_rows,
-                mask="causal",
+                mask="causal" if rows.tree_mask is None else "tree",
+                tree_mask=rows.tree_mask,
             )
             x = x + linear(attended.flatten(1), layer.attention_out)
             gate, up = linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=1)
