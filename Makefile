@@ -28,7 +28,7 @@ ASAN_LIBS := build/emu/stamp-asan
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
-.PHONY: help demo test check bench lint format test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
+.PHONY: help demo test check bench lint format docs test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
@@ -36,6 +36,7 @@ help:
 	@echo "make check         make test, sanitizers, nvcc and a sample of the seeded bugs: what CI runs"
 	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
+	@echo "make docs          the documentation site in build/site; a warning is an error"
 	@echo "make seeded-bugs   every seeded bug must be caught (slow; make check runs a sample)"
 	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 500)"
 	@echo "                   and 2,000 batches of drafts, dense and pruned"
@@ -99,6 +100,11 @@ format: $(VENV)/lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: build/docs-venv/stamp
+	$(PYTHON) tools/docs_figures.py
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet $(ARGS)
+	@echo "build/site/index.html"
+
 wheel-matrix: $(VENV)/package
 	tools/wheel_matrix.sh
 
@@ -126,6 +132,12 @@ $(VENV)/examples: $(VENV)/torch
 
 $(VENV)/lint: $(VENV)/torch
 	$(BIN)/pip install --quiet ruff==0.17.6 clang-format==14.0.6
+	@touch $@
+
+# The site is made from the sources alone: an environment without torch.
+build/docs-venv/stamp: pyproject.toml
+	$(PYTHON) -m venv build/docs-venv
+	build/docs-venv/bin/pip install --quiet "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1.0,<2"
 	@touch $@
 
 $(EMU_LIBS): $(VENV)/torch $(EMU_SOURCES)
