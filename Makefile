@@ -28,7 +28,7 @@ ASAN_LIBS := build/emu/stamp-asan
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
-.PHONY: help demo test check bench lint format docs test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
+.PHONY: help demo test check bench lint format docs test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix install-paths clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
@@ -41,6 +41,7 @@ help:
 	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 500)"
 	@echo "                   and 2,000 batches of drafts, dense and pruned"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
+	@echo "make install-paths every way to install, each in a fresh environment (slow)"
 	@echo "make format        formats C++ and Python sources"
 
 demo: $(VENV)/package $(VENV)/examples
@@ -108,6 +109,9 @@ docs: build/docs-venv/stamp
 wheel-matrix: $(VENV)/package
 	tools/wheel_matrix.sh
 
+install-paths:
+	MAKEFLAGS= PYTHON="$(PYTHON)" tools/install_paths.sh $(ARGS)
+
 # Builds run without MAKEFLAGS: it names a job server of make that ninja cannot reach.
 # --- Set-up: each file is a stamp ------------------------------------------------------------------
 $(VENV)/torch: tools/setup.sh
@@ -120,7 +124,7 @@ $(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
 	@touch $@
 
 $(VENV)/tests: $(VENV)/torch
-	$(BIN)/pip install --quiet pytest hypothesis
+	$(BIN)/pip install --quiet pytest hypothesis mypy
 	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
 	$(BIN)/pip install --quiet --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 	@touch $@
