@@ -23,7 +23,7 @@ set -f # the patterns are auditwheel's
 "$python" -m auditwheel repair $exclude --wheel-dir "$out" "$wheel"
 set +f
 
-# Nothing may have been copied in, and no library may name torch by a path of this machine.
+# Nothing may have been copied in.
 for repaired in "$out"/*manylinux*.whl; do
     if unzip -l "$repaired" | grep -E '\.libs/|libtorch|libc10'; then
         echo "$repaired: holds libraries that are not the package's" >&2
