@@ -28,7 +28,7 @@ ASAN_LIBS := build/emu/stamp-asan
 # Names the lines of two test runs that share the terminal, as they come.
 named = | awk '{ print "[$(1)] " $$0; fflush() }'
 
-.PHONY: help demo test check bench lint format test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix clean
+.PHONY: help demo test check bench lint format docs test-plain test-hooks test-python test-asan check-cuda seeded-bugs fuzz wheel-matrix install-paths clean
 
 help:
 	@echo "make demo          speculative decoding of a real model, with a table at the end"
@@ -36,10 +36,12 @@ help:
 	@echo "make check         make test, sanitizers, nvcc and a sample of the seeded bugs: what CI runs"
 	@echo "make bench         benchmarks with correctness checks; results in benchmarks/results"
 	@echo "make lint          layer rules, formatting, paths in Markdown files"
+	@echo "make docs          the documentation site in build/site; a warning is an error"
 	@echo "make seeded-bugs   every seeded bug must be caught (slow; make check runs a sample)"
 	@echo "make fuzz          emulated CUDA against CPU on 10,000 random mixed batches (make test: 500)"
 	@echo "                   and 2,000 batches of drafts, dense and pruned"
 	@echo "make wheel-matrix  one wheel under several torch versions (slow, downloads torch)"
+	@echo "make install-paths every way to install, each in a fresh environment (slow)"
 	@echo "make format        formats C++ and Python sources"
 
 demo: $(VENV)/package $(VENV)/examples
@@ -99,8 +101,16 @@ format: $(VENV)/lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: build/docs-venv/stamp
+	$(PYTHON) tools/docs_figures.py
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --quiet $(ARGS)
+	@echo "build/site/index.html"
+
 wheel-matrix: $(VENV)/package
 	tools/wheel_matrix.sh
+
+install-paths:
+	MAKEFLAGS= PYTHON="$(PYTHON)" tools/install_paths.sh $(ARGS)
 
 # Builds run without MAKEFLAGS: it names a job server of make that ninja cannot reach.
 # --- Set-up: each file is a stamp ------------------------------------------------------------------
@@ -114,7 +124,7 @@ $(VENV)/package: $(VENV)/torch $(CXX_SOURCES) pyproject.toml
 	@touch $@
 
 $(VENV)/tests: $(VENV)/torch
-	$(BIN)/pip install --quiet pytest hypothesis
+	$(BIN)/pip install --quiet pytest hypothesis mypy
 	$(BIN)/pip install --quiet --no-deps nvidia-cutlass==4.2.0.0
 	$(BIN)/pip install --quiet --no-deps nvidia-cuda-cuobjdump==13.2.51 nvidia-cuda-nvdisasm==13.2.51
 	@touch $@
@@ -126,6 +136,12 @@ $(VENV)/examples: $(VENV)/torch
 
 $(VENV)/lint: $(VENV)/torch
 	$(BIN)/pip install --quiet ruff==0.17.6 clang-format==14.0.6
+	@touch $@
+
+# The site is made from the sources alone: an environment without torch.
+build/docs-venv/stamp: pyproject.toml
+	$(PYTHON) -m venv build/docs-venv
+	build/docs-venv/bin/pip install --quiet "mkdocs-material>=9.5,<10" "mkdocstrings[python]>=1.0,<2"
 	@touch $@
 
 $(EMU_LIBS): $(VENV)/torch $(EMU_SOURCES)

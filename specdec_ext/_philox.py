@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
 
 DRAFT, ACCEPT, RESIDUAL, BONUS, SAMPLE = range(5)
 
 
-def philox4x32(counter, key):
+def philox4x32(counter: ArrayLike, key: ArrayLike) -> NDArray[np.uint32]:
     """Philox4x32-10 block(s): four 32-bit words per counter.
 
     Args:

@@ -1011,8 +1011,8 @@ def verify_tree(
     drawn. A tree in which every node has one child gives bitwise the result of `verify_chain`.
 
     Args:
-        target_logits, input_ids, cu_rows, seeds, positions, vocab_size, d2t, d2t_is_offset,
-            draft_controls, controls: as in `verify_chain`.
+        target_logits, input_ids, cu_rows, seeds, positions: as in `verify_chain`.
+        vocab_size, d2t, d2t_is_offset, draft_controls, controls: as in `verify_chain`.
         parents: int32 ``[R]``, node number of the parent within the request, -1 for node 0, every
             parent before its children.
         max_depth: most drafts on a path; deeper nodes are treated as absent.
