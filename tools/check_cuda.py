@@ -69,15 +69,6 @@ def parse(log):
     return found
 
 
-def demangle(names):
-    if not shutil.which("c++filt"):
-        return dict(zip(names, names, strict=True))
-    text = subprocess.run(
-        ["c++filt", "-p"], input="\n".join(names), text=True, capture_output=True, check=True
-    ).stdout
-    return dict(zip(names, text.splitlines(), strict=True))
-
-
 def short(name):
     """A kernel's name without the namespaces that all of them share."""
     return re.sub(r"specdec::|cuda::|\(anonymous namespace\)::", "", name)[:100]
@@ -107,7 +98,7 @@ def main():
     functions = parse(build(archs))
     if not functions:
         sys.exit("check_cuda: ptxas reported no kernel; is -Xptxas=-v still among the flags?")
-    nice = demangle(sorted({f[0] for f in functions}))
+    nice = check_sass.demangle(sorted({f[0] for f in functions}))
     wanted_archs = {"sm_" + a.split("-")[0] for a in archs.split(";")}
     seen_archs = {f[1].rstrip("af") for f in functions}
     if not wanted_archs <= seen_archs:

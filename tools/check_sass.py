@@ -125,23 +125,34 @@ def find_tool(name):
     return next((str(p) for p in sorted(packages.glob(f"*/bin/{name}"))), None)
 
 
-def listing(path):
-    """The SASS of a file; None without the tools."""
-    if path.suffix == ".sass":
-        return path.read_text()
-    cuobjdump, nvdisasm = find_tool("cuobjdump"), find_tool("nvdisasm")
-    if not cuobjdump or not nvdisasm:
+def run_tool(name, *arguments):
+    """What a tool of the CUDA toolkit prints; None without it. They find nvdisasm beside them or in PATH."""
+    tool, nvdisasm = find_tool(name), find_tool("nvdisasm")
+    if not tool or (name == "cuobjdump" and not nvdisasm):
         return None
-    folders = [str(pathlib.Path(nvdisasm).parent), os.environ.get("PATH", "")]
+    folders = [str(pathlib.Path(nvdisasm).parent)] if nvdisasm else []
+    path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
     done = subprocess.run(
-        [cuobjdump, "-sass", str(path)],
-        env={**os.environ, "PATH": os.pathsep.join(folders)},
-        text=True,
-        capture_output=True,
+        [tool, *arguments], env={**os.environ, "PATH": path}, text=True, capture_output=True
     )
     if done.returncode != 0:
-        sys.exit(f"check_sass: cuobjdump: {done.stderr.strip()}")
+        sys.exit(f"{name}: {done.stderr.strip()}")
     return done.stdout
+
+
+def cuobjdump(path, flag):
+    return run_tool("cuobjdump", flag, str(path))
+
+
+def demangle(names):
+    """Readable names by mangled ones; the same without c++filt."""
+    text = run_tool("c++filt", "-p", *names) if names else ""
+    return dict(zip(names, text.splitlines() if text else names, strict=True))
+
+
+def listing(path):
+    """The SASS of a file; None without the tools."""
+    return path.read_text() if path.suffix == ".sass" else cuobjdump(path, "-sass")
 
 
 def check(path, archs=""):
