@@ -262,7 +262,7 @@ def test_batch_threads_and_strides_change_nothing(backend):
         torch.set_num_threads(threads)
 
 
-def test_instruction_sets_agree():
+def test_cpu_instruction_sets_agree():
     saved = results_by_isa("isa_expand_tree")
     for isa, results in saved.items():
         for name, tensor in results.items():
