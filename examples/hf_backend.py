@@ -73,17 +73,11 @@ def specdec_attention(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     keys, values = cached_pass.cache.keys[layer], cached_pass.cache.values[layer]
     ops.append_kv(k, v, keys, values, rows.slots)
-    out, _ = ops.verify_attention(
+    out = rows.attend(
         q,
         keys,
         values,
-        rows.block_table,
-        rows.cu_rows,
-        rows.seq_lens,
-        max_rows=rows.max_rows,
         scale=scaling,
-        mask="causal" if rows.tree_mask is None else "tree",
-        tree_mask=rows.tree_mask,
         positions=rows.positions,  # of a tree's nodes, whose window is not that of their places
         window=sliding_window or -1,
         softcap=softcap or 0.0,

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from compare import assert_close
 
 import specdec_ext
 from specdec_ext import __main__ as command_line
@@ -102,10 +103,9 @@ def test_contenders_of_bench_compute_the_same():
     """Those of them that draw nothing."""
     found = {name.split(",")[0]: case for name, *case in _bench.cases(torch.device("cpu"), 32)}
     ours, _, peer = found["row_linear"]
-    worst = (ours() - peer()).abs().max()
-    assert worst < 1e-4 * 64
+    assert_close(ours(), peer(), what="row_linear", magnitude=64)
     ours, _, peer = found["verify_attention"]
-    assert (ours()[0] - peer()[0].transpose(0, 1)).abs().max() < 1e-5
+    assert_close(ours()[0], peer()[0].transpose(0, 1), what="verify_attention", magnitude=1)
     (tokens, *_), peer = found["verify_chain"][0](), found["verify_chain"][2]
     assert tokens.shape == (1, 8) and peer().shape == (1,)
 

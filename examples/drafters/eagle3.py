@@ -239,18 +239,7 @@ class Eagle3:
         return turned_heads(q, w.layer.q_norm, c.norm_eps, cos, sin)
 
     def _attend(self, q: Tensor, rows: PassRows) -> Tensor:
-        attended, _ = ops.verify_attention(
-            q,
-            self._cache.keys[0],
-            self._cache.values[0],
-            rows.block_table,
-            rows.cu_rows,
-            rows.seq_lens,
-            max_rows=rows.max_rows,
-            mask="causal" if rows.tree_mask is None else "tree",
-            tree_mask=rows.tree_mask,
-        )
-        return attended
+        return rows.attend(q, self._cache.keys[0], self._cache.values[0])
 
 
 def own_bits(begin: int, count: int, num_words: int, device: torch.device) -> Tensor:

@@ -72,6 +72,23 @@ class PassRows:
         None  # int32 [R, W], which rows of its request a row sees; None: those before it
     )
 
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor, **options: object) -> Tensor:
+        """Attention [R, Hq, D] of the queries of these rows over their requests' pages of one layer; options are
+        further ones of `verify_attention`."""
+        attended, _ = ops.verify_attention(
+            q,
+            keys,
+            values,
+            self.block_table,
+            self.cu_rows,
+            self.seq_lens,
+            max_rows=self.max_rows,
+            mask="causal" if self.tree_mask is None else "tree",
+            tree_mask=self.tree_mask,
+            **options,
+        )
+        return attended
+
 
 class Taps:
     """Hidden states that a pass leaves for a drafter: `hiddens[i]` [R, d] is the output of decoder layer
@@ -125,17 +142,7 @@ class LlamaModel:
             q, k = turned[:, : c.num_heads], turned[:, c.num_heads :]
             v = qkv[:, c.num_heads + c.num_kv_heads :]
             ops.append_kv(k, v, keys, values, rows.slots)
-            attended, _ = ops.verify_attention(
-                q,
-                keys,
-                values,
-                rows.block_table,
-                rows.cu_rows,
-                rows.seq_lens,
-                max_rows=rows.max_rows,
-                mask="causal" if rows.tree_mask is None else "tree",
-                tree_mask=rows.tree_mask,
-            )
+            attended = rows.attend(q, keys, values)
             x = x + linear(attended.flatten(1), layer.attention_out)
             gate, up = linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=1)
             x = x + linear(functional.silu(gate) * up, layer.ffn_down)
